@@ -28,8 +28,8 @@ MAX_MISTAKES = 20  # shown at once
 CHAT_KEYS = ("conversations", "messages")  # fields with the turns in ShareGPT, LLaVA, OpenAI, ..
 OTHER_KEYS = (*CHAT_KEYS, "query", "instruction", "question", "prompt", "chosen", "text",
               "caption")
-# A number in place of a list, for example, raises AttributeError, KeyError or TypeError. An integer
-# of 400 digits raises OverflowError.
+# A number in place of a list, for example, raises AttributeError, KeyError or TypeError, and an
+# integer of 400 digits raises OverflowError.
 FORM_ERRORS = (ValueError, RecursionError, AttributeError, KeyError, TypeError, OverflowError)
 
 

@@ -58,7 +58,7 @@ CEILINGS = {
 # called. `resource` belongs to Python, but not on every system.
 OPTIONAL = (
     "huggingface_hub", "pyarrow", "resource", "safetensors", "scipy", "selenium", "tensorboard",
-    "tokenizers", "torch.utils.tensorboard", "torchvision", "transformers",
+    "tokenizers", "torch.utils.tensorboard", "torchvision", "transformers", "yaml",
 )
 
 PATH_WORD = re.compile(r"(?<![\w./:~$}{*-])((?:\.\./)*[\w.-]+(?:/[\w.*-]+)*/?)(?![\w*{$])")

@@ -11,7 +11,7 @@ in      a .jsonl, .csv or .tsv file with one entry per line, or a .json file wit
         a .json file in COCO's format (coco), also of Roboflow and LVIS: boxes, polygons, captions
         a folder with
           labelme     .json files of LabelMe: boxes, polygons, points
-          yolo        .txt files, with data.yaml or classes.txt
+          yolo        .txt files, with data.yaml (needs PyYAML) or classes.txt
           captions    metadata.jsonl or metadata.csv: an imagefolder
 out     OUT, one record per line; its paths are relative to the folder where training finds media
 stdout  {"rows":, "records":, "held_out":, "skipped": {kind: n}}; "rows" counts the entries
@@ -103,7 +103,7 @@ def parse(argv):
 def read(args, report):
     """Yields (where, record) for every entry, or for every image of COCO and YOLO. The records are
     not validated yet."""
-    if args.kind == "yolo" or (args.kind is None and boxes.is_yolo(args.file)):
+    if args.kind in ("yolo", "yolo-polygons") or (args.kind is None and boxes.is_yolo(args.file)):
         yield from boxes.read_yolo(args.file, args.media, report)
         return
     for where, row in read_rows(args.file):

@@ -5,10 +5,11 @@
          "boxes": [{"box": [1, 2, 4, 6]}]}]}
 
 A record has one annotation for each label. A label is skipped in an image if one of its boxes or
-points there cannot be used. Boxes are clipped to the image.
+points there cannot be used. Boxes are clipped to the image. docs/convert.md has the rules.
 """
 
 import re
+from collections import Counter
 from itertools import chain
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -19,15 +20,12 @@ from records.parse import BOX_FORMS
 from tools.convert.rows import READERS, unique
 from tools.prepare.annotations import MAX_POINTS, size_of, split
 from tools.prepare.media import IMAGE_SUFFIXES
-from weights.files import explained
+from weights.files import explained, import_extra
 
 COCO_FIELDS = {  # of an annotation
     "id", "image_id", "category_id", "bbox", "area", "segmentation", "iscrowd", "keypoints",
-    "num_keypoints", "caption"}
+    "num_keypoints", "caption", "ignore", "score"}
 LABELME_FIELDS = {"label", "points", "shape_type", "group_id", "mask", "description"}
-# a class in data.yaml: its number and a colon, or a dash, or neither; then its name; a comment
-YAML_NAME = re.compile(r"""(?:['"]?(\d+)['"]?\s*:\s+|-\s+)?"""
-                       r"""('(?:[^']|'')*'|"[^"\\]*"|[^\s'"\[{#:](?:[^:]*?[^:\s])??)(?:\s+#.*)?""")
 UNIT = (1, 1)  # the size of an image if coordinates are fractions of its sides
 BOXED = ("rectangle", "polygon", "rotation", "mask")  # shapes of LabelMe that become boxes
 CLASSES = ("classes.txt", "obj.names", "data.yaml", "dataset.yaml")  # files with class names (YOLO)
@@ -47,7 +45,7 @@ def to_records(where, path, size, found, report):
         groups.setdefault(label, []).append(place)
     annotations = []
     for label, places in groups.items():
-        with report.skipping(f"{where}, label '{label}'"):
+        with report.skipping(f"{where}, label {short(label)}"):
             annotations += to_annotations(label, places, size)
     image = path if size in (UNIT, None) else {"path": path, "width": size[0], "height": size[1]}
     for part in split(annotations, MAX_POINTS):
@@ -64,6 +62,8 @@ def to_annotations(label, places, size):
             raise Unreadable("wrong numbers", f"not a point, box or polygon: {short(place)}")
     if not is_text(label):
         raise Unreadable("no label", "the file has no name for this label")
+    if label in ("__ignore__", "_background_"):
+        raise Unreadable("no object", "LabelMe uses this label for pixels without an object")
     if not size:
         raise Unreadable("no size", "the file does not contain the width and height of the image")
     if len(places) > MAX_POINTS:
@@ -88,27 +88,33 @@ def around(corners):
     return [min(numbers[::2]), min(numbers[1::2]), max(numbers[::2]), max(numbers[1::2])]
 
 
+def as_id(value):
+    """An id of COCO. Some tools write the number 12 as the text "12", but not in all fields."""
+    return int(value) if isinstance(value, str) and value.isdecimal() else value
+
+
 def read_coco(content, where, report):
     """Yields (where, record) of each image."""
     # ValueError if an id occurs twice
-    images = unique((image.get("id"), image) for image in content["images"])
-    categories = content.get("categories") or []
-    names = unique((category.get("id"), category.get("name")) for category in categories)
+    images = unique((as_id(image.get("id")), image) for image in content["images"])
+    names = unique((as_id(category.get("id")), category.get("name"))
+                   for category in content.get("categories") or ())
     by_image = {number: [] for number in images}
     for annotation in content["annotations"]:
-        by_image.setdefault(annotation.get("image_id"), []).append(annotation)
+        by_image.setdefault(as_id(annotation.get("image_id")), []).append(annotation)
     for number, annotations in by_image.items():
         report.read["coco"] += 1
-        place = f"{where} image {number}"
+        place = f"{where} image {short(number)}"
         with report.skipping(place):
             image = images.get(number, {})
             # LVIS: http://images.cocodataset.org/val2017/000000397133.jpg
             path = image.get("file_name") or urlsplit(image.get("coco_url", "")).path.lstrip("/")
             require(path, "the image", "the file does not contain its name")
+            path = path.replace("\\", "/")
             captions = []
             found = []
             for annotation in annotations:
-                annotation = report.known_fields(annotation, COCO_FIELDS)
+                annotation = report.known_fields(annotation, COCO_FIELDS, owner="an annotation")
                 if "caption" not in annotation:
                     found.append(coco_place(annotation, image, names))
                     continue
@@ -125,11 +131,17 @@ def read_coco(content, where, report):
 
 def coco_place(annotation, image, names):
     """-> (label, place) of an annotation, see `to_records`. names: {category id: name}."""
-    category = annotation.get("category_id")
-    label = names.get(category, category)
+    require("score" not in annotation, "an annotation", "'score' means that a model has predicted "
+            "this box; to train on predictions, add --ignore score")
+    category = as_id(annotation.get("category_id"))
+    label = names.get(category)
+    if label is None:
+        return category, Unreadable("no label", "'categories' does not contain this id")
     # in LVIS, the image may show more objects of these categories
-    if annotation.get("iscrowd") or category in image.get("not_exhaustive_category_ids", ()):
-        return label, Unreadable("a crowd", "not every object has its own box")
+    partial = map(as_id, image.get("not_exhaustive_category_ids", ()))
+    if annotation.get("iscrowd") or annotation.get("ignore") or category in partial:
+        return label, Unreadable("a crowd", "not every object has its own box; if each has one, as "
+                                 "in masks of CVAT, add --ignore iscrowd,ignore")
     if any(annotation.get("keypoints", ())):
         return label, Unreadable("key points", "'keypoints' are not supported; remove them")
     if box := annotation.get("bbox"):
@@ -143,21 +155,23 @@ def read_labelme(content, where, report):
     found = []
     corners = {}
     for k, shape in enumerate(content["shapes"]):
-        shape = report.known_fields(shape, LABELME_FIELDS)
+        shape = report.known_fields(shape, LABELME_FIELDS, owner="a shape")
         label = shape.get("label")
-        kind = shape.get("shape_type") or "polygon"
-        group = shape.get("group_id")  # the polygons of one object have the same group_id
+        kind = shape.get("shape_type", "polygon")
         if kind == "point":
             found.append((label, shape["points"][0]))
         elif kind in BOXED:
-            key = label, group, k if group is None else None
+            # the polygons of one object have the same group_id
+            key = label, shape.get("group_id", f"shape {k}")
             corners.setdefault(key, []).extend(chain.from_iterable(shape["points"]))
         else:
-            found.append((label, Unreadable(f"a {kind}", "this shape is not supported; use one of "
-                                            f"{', '.join(BOXED)}")))
-    found += [(label, around(numbers)) for (label, *_), numbers in corners.items()]
-    size = size_of(content.get("imageWidth"), content.get("imageHeight"))
+            found.append((label, Unreadable("a shape", f"{short(kind)} is not supported; use one "
+                                            f"of {', '.join(BOXED)}")))
+    found += [(label, around(numbers)) for (label, _), numbers in corners.items()]
     path = content["imagePath"].replace("\\", "/")
+    require(path.lower().endswith(IMAGE_SUFFIXES), "'imagePath'",
+            "it must be the name of an image; open the image in LabelMe, and save the file again")
+    size = size_of(content.get("imageWidth"), content.get("imageHeight"))
     yield from to_records(where, path, size, found, report)
 
 
@@ -171,9 +185,9 @@ def read_yolo(folder, media, report):
     """Yields (where, record) for each label file. media: the folder of the images, or None."""
     labels = folder / "labels" if (folder / "labels").is_dir() else folder
     # labels/train/a.txt belongs to images/train/a.jpg
-    place = Path(media or re.sub("(.*/)labels(?=/|$)", r"\1images", str(labels.absolute())))
+    image_folder = Path(media or re.sub("(.*/)labels(?=/|$)", r"\1images", str(labels.absolute())))
     images = {}
-    for path in place.glob("*"):
+    for path in image_folder.glob("*"):
         if path.suffix.lower() in IMAGE_SUFFIXES:
             images.setdefault(path.stem, []).append(str(path.absolute()))
     texts = [path for path in sorted(labels.glob("*.txt")) if path.name not in CLASSES]
@@ -183,50 +197,81 @@ def read_yolo(folder, media, report):
         others = sorted({str(path.parent) for path in labels.rglob("*.txt")} - {str(labels)})
         raise DataError(f"{folder}: YOLO needs .txt files in this folder, one of the files "
                         f"{', '.join(CLASSES)} there or above, and images with the same names in "
-                        f"{place} (or set --media DIR); folders below it with .txt files: "
+                        f"{image_folder} (or set --media DIR); folders below it with .txt files: "
                         f"{others[:4] or 'none'}")
     names = read_classes(classes[0])
+    longer = Counter()  # {(length, may it begin with a box?): number of longer lines}
     for path in texts:
         report.read["yolo"] += 1
         with report.skipping(path):
             same_name = images.get(path.stem, ())
             if len(same_name) != 1:
-                raise Unreadable("missing file", f"{place} has {plural(len(same_name), 'image')} "
-                                 f"with the name {path.stem}, but must have exactly one")
-            lines = filter(str.strip, path.read_text(encoding="utf-8").splitlines())
-            found = [yolo_place(line, names) for line in lines]
+                raise Unreadable("missing file", f"{image_folder} has "
+                                 f"{plural(len(same_name), 'image')} with the name {path.stem}, "
+                                 "but must have exactly one")
+            found = []
+            for line in filter(str.strip, path.read_text(encoding="utf-8").splitlines()):
+                number, numbers = yolo_numbers(line)
+                place = BOX_FORMS["cxcywh"](*numbers[:4])
+                if len(numbers) > 4:
+                    longer[len(numbers), may_begin_with(place, numbers[4:])] += 1
+                    place = around(numbers)
+                found.append((names.get(number, number), place))
             yield from to_records(path, same_name[0], UNIT, found, report)
+    for (length, is_doubtful), n in longer.most_common(1):
+        if is_doubtful and 2 * n > longer.total() and report.args.kind != "yolo-polygons":
+            raise DataError(f"{folder}: {plural(n, 'line')} with {length} numbers after the class "
+                            "may be polygons, or boxes with key points or with a score and an id; "
+                            "if they are polygons, add --as yolo-polygons; if not, keep only the "
+                            "class and the first four numbers of each line")
 
 
-def yolo_place(line, names):
-    require(re.fullmatch(r"\s*\d+\s[-+.\deE\s]+", line), f"'{line:.60}'",
+def yolo_numbers(line):
+    """-> number of the class, [x, y, width, height] or the corners x, y, x, y, .. of a polygon."""
+    require(re.fullmatch(r"\s*\d+\s[-+.\deE\s]+", line), short(line),
             "a line must contain only numbers, and the first must be the number of a class")
     number, *numbers = map(float, line.split())
-    require(len(numbers) >= 4 and len(numbers) % 2 == 0, f"'{line:.60}'",
-            "after the class, a line must contain x, y, width and height, or a polygon")
-    require(min(numbers) >= -0.01 and max(numbers) <= 1.01, f"'{line:.60}'",
-            "coordinates must be fractions of the image's sides, from 0 to 1")
-    place = around(numbers) if len(numbers) > 4 else BOX_FORMS["cxcywh"](*numbers)
-    return names.get(int(number), int(number)), place
+    is_whole = len(numbers) >= 4 and len(numbers) % 2 == 0
+    require(is_whole and min(numbers) >= -0.01 and max(numbers) <= 1.01, short(line),
+            "after the class, a line must contain x, y, width and height, or a polygon, as "
+            "fractions of the image's sides from 0 to 1; scores, key points and ids are not read")
+    return int(number), numbers
+
+
+def may_begin_with(box, rest):
+    """May a line contain this box, and then key points, or a score and the id of a track?
+
+    Such a box is inside the image. It overlaps the area of its key points, or the last number is a
+    whole number, the id. This is also true of some polygons.
+    """
+    left, top, right, bottom = around(rest)
+    is_near = left <= box[2] and top <= box[3] and right >= box[0] and bottom >= box[1]
+    is_track = len(rest) == 2 and bottom.is_integer()
+    return min(box) >= -0.01 and max(box) <= 1.01 and (is_near or is_track)
 
 
 def read_classes(path):
     """A file with one name per line, or a data.yaml with `names` -> {number: name}."""
     with explained(path):
         text = path.read_text(encoding="utf-8-sig")
-    if path.suffix != ".yaml":
-        return dict(enumerate(text.splitlines()))
-    found = re.search(r"^names:(.*?)(?=^\w|\Z)", text, re.M | re.S)
-    if not found or re.search("^kpt_shape:", text, re.M):
-        raise DataError(f"{path}: it must contain 'names', and no key points ('kpt_shape')")
-    body = re.sub(r"^\s*#.*", "", found[1], flags=re.M).strip()
-    is_flow = body.startswith(("[", "{"))
-    names = {}
-    for item in filter(str.strip, re.split("[,\n]" if is_flow else "\n", body.strip("[]{}"))):
-        parsed = YAML_NAME.fullmatch(item.strip())
-        if not parsed:
-            raise DataError(f"{path}: '{item.strip()}' in 'names' cannot be read; write the names "
-                            "to a file classes.txt, one per line")
-        number, name = parsed.groups()
-        names[int(number or len(names))] = name.strip("'\"").replace("''", "'")
-    return names
+        return read_yaml(text) if path.suffix == ".yaml" else dict(enumerate(text.split("\n")))
+
+
+def read_yaml(text):
+    """The text of a data.yaml -> {number: name}. ValueError if it cannot be used."""
+    yaml = import_extra("yaml")
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(" ".join(str(error).split())) from None
+    names = content.get("names") if isinstance(content, dict) else None
+    if isinstance(names, list):
+        names = dict(enumerate(names))
+    if not isinstance(names, dict) or "kpt_shape" in content:
+        raise ValueError("it must contain 'names', and no key points ('kpt_shape')")
+    for number, name in names.items():
+        if not isinstance(name, str) or not str(number).isdecimal():
+            raise ValueError(f"class {short(number)} in 'names' must be a number with a text; put "
+                             "quotes around a name that YAML does not read as text, such as 7, yes "
+                             "or null")
+    return {int(number): name for number, name in names.items()}

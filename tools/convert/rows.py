@@ -12,7 +12,8 @@ from records.errors import DataError, Unreadable, plural, warn
 from records.reader import CHAT_KEYS, FORM_ERRORS
 
 MAX_PRINTED = 20  # messages about skipped entries, without --all
-FORMATS = ("records", "chats", "questions", "captions", "coco", "labelme", "yolo")
+FORMATS = ("records", "chats", "questions", "captions", "coco", "labelme", "yolo",
+           "yolo-polygons")
 ANSWERS = {  # field of a question: field of its answer
     "query": "response", "instruction": "output", "question": "answer", "prompt": "completion"}
 CAPTIONS = ("text", "caption")
@@ -73,12 +74,12 @@ class Report:
         self.skipped = Counter()
         self.not_read = {}  # name of an unknown field: [how often it occurs, its first value]
 
-    def known_fields(self, fields, names, place=None):
+    def known_fields(self, fields, names, place=None, owner="the entry"):
         """-> the fields that are in `names`. Fields that are empty or in --ignore are ignored.
 
         place: None for the fields of an entry, or the object in it, such as "turn 1". An unknown
         field is an error in such an object, with --strict, and if `is_telling`. Else it is only
-        counted.
+        counted. owner: what messages name if `place` is None.
         """
         known = {}
         for key, value in fields.items():
@@ -88,7 +89,7 @@ class Report:
                 known[key] = value
             elif place or self.args.strict or is_telling(key, fields):
                 raise Unreadable(
-                    "unknown field", f"{place or 'the entry'}: the field {short(key)} is not "
+                    "unknown field", f"{place or owner}: the field {short(key)} is not "
                     "supported; rename it (docs/convert.md), or ignore it with --ignore "
                     f"{short(key)}")
             else:

@@ -34,7 +34,7 @@ def text_or_skip(value, what):
 
 def number_of(value):
     """The value if it is a finite number, else None."""
-    return value if type(value) in (int, float) and math.isfinite(value) else None
+    return value if type(value) in (int, float) and abs(value) < 1e300 else None
 
 
 def size_of(width, height):

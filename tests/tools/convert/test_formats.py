@@ -3,6 +3,7 @@ that are not supported, and flags that choose, add, hold out and draw."""
 
 import json
 import shlex
+import sys
 
 import pytest
 from PIL import Image
@@ -15,7 +16,7 @@ from tools import check
 IMAGES = [{"id": 3, "file_name": "val/1.jpg", "width": 640, "height": 480},
           {"id": 1, "file_name": "../2.jpg", "width": 64, "height": 48}]
 CATEGORIES = [{"id": 1, "name": "cup"}, {"id": 2, "name": "person"}]
-LVIS = {"id": 3, "width": 64, "height": 48, "not_exhaustive_category_ids": [2],
+LVIS = {"id": 3, "width": 64, "height": 48, "not_exhaustive_category_ids": ["2"],
         "coco_url": "http://images.cocodataset.org/val2017/003.jpg"}
 FIRST = {"path": "val/1.jpg", "width": 640, "height": 480}
 SECOND = {"path": "../2.jpg", "width": 64, "height": 48}
@@ -63,7 +64,8 @@ def image(*annotations, path="a.png"):
     return {"image": path, "annotations": list(annotations)}
 
 
-YAML = "path: ..\nnames:  # of classes\n{}\nnc: 2\n"
+PYYAML = pytest.mark.extras("yaml")
+YAML = "path: ..\nnames:  # of classes\n{}\ndownload: |\n  names: [code]\n"
 EYES = [image(box("eye", (0.2, 0.3, 0.4, 0.5), coords="unit"),
               box("big cup", (0.1, 0.1, 0.5, 0.6), coords="unit"), path="images/1.jpg")]
 LINES = ("0 0.3 0.4 0.2 0.2", "", "1 0.1 0.2 0.5 0.1 0.3 0.6")
@@ -81,10 +83,19 @@ TABLE = [
      [image(box("cup", (1, 2, 8, 9)), path=FIRST)], {}),
     (coco((3, 1, [1, 2, 3, 4]), {"image_id": 3, "category_id": 1}, (3, 2, [1, 2, 3, 4])),
      [image(box("person", (1, 2, 4, 6)), path=FIRST)], {"no box": 1}),
-    (coco((3, 9, [1, 2, 3, 4]), (3, 2, [1, 2, 3, 4])),
-     [image(box("person", (1, 2, 4, 6)), path=FIRST)], {"no label": 1}),
+    (coco((3, 9, [1, 2, 3, 4]), (3, "9", [1, 2, 3, 4]), (3, "dog", [1, 2, 3, 4]),
+          (3, 2, [1, 2, 3, 4])),
+     [image(box("person", (1, 2, 4, 6)), path=FIRST)], {"no label": 2}),
+    (coco((3, "1", [1, 2, 3, 4]), ("3", 2, [1, 2, 3, 4]), categories=[
+        CATEGORIES[0], {"id": "2", "name": "person"}], images=[
+            {**IMAGES[0], "id": "3", "file_name": "val\\1.jpg"}]),
+     [image(box("cup", (1, 2, 4, 6)), box("person", (1, 2, 4, 6)), path=FIRST)], {}),
+    (coco((3, 1, [1, 2, 3, 4]),
+          {"image_id": 3, "category_id": 2, "bbox": [1, 2, 3, 4], "ignore": 1},
+          {"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.9}),
+     [image(box("cup", (1, 2, 4, 6)), path=FIRST)], {"a crowd": 1, "wrong record": 1}),
     (coco((3, 1, [1, 2, 3, 4]), (4, 1, [1, 2, 3, 4]), (5, 1, [1, 2, 3, 4]), images=[
-        IMAGES[0], {"id": 4, "file_name": "b.jpg"}]),
+        IMAGES[0], {"id": 4, "file_name": "b.jpg", "width": 10 ** 400, "height": 48}]),
      [image(box("cup", (1, 2, 4, 6)), path=FIRST)], {"no size": 1, "wrong record": 1}),
     (coco((3, 1, [700, 1, 2, 2]), (3, 2, [1, 2, 3, 4]), (1, 1, [1, 2]), (1, 2, [1, 2, 3, 4])),
      [image(box("person", (1, 2, 4, 6)), path=path) for path in (FIRST, SECOND)],
@@ -121,7 +132,10 @@ TABLE = [
      {"wrong record": 1, "unknown field": 1}),
     # LabelMe: a folder of files, or one file
     (labelme(shape("rectangle", "cup", [30, 40], [1, 2]), shape("polygon", "cup", [40, 9], [50, 5]),
-             shape("line", "edge", [1, 1], [2, 2])), LABELME, {"a line": 1}),
+             shape("line", "edge", [1, 1], [2, 2]),
+             shape("rectangle", "__ignore__", [1, 1], [2, 2])),
+     LABELME, {"a shape": 1, "no object": 1}),
+    (labelme(shape("rectangle", "cup", [30, 40], [1, 2]), path="a.json"), [], {"wrong record": 1}),
     (labelme(shape(None, "cup", [1, 2], [9, 9], group_id=4),
              shape("polygon", "cup", [30, 3], [20, 40], group_id=4),
              shape("rectangle", "cup", [40, 5], [50, 9], group_id=None)), LABELME, {}),
@@ -136,20 +150,23 @@ TABLE = [
             path=LABELME[0]["image"])], {}),
     ({**labelme(shape("rectangle", "cup", [1, 2], [3, 4]), imageWidth=None),
       "f/b.json": {"imagePath": "b.jpg", "shapes": []}}, [], {"no size": 1, "no annotation": 1}),
-    # YOLO: the names of classes as a list, a map, in brackets, and without YAML
-    *((yolo(YAML.format(names), *LINES), EYES, {}) for names in (
-        "  0: eye  # left\n  1: big cup", "- eye\n- 'big cup'", "  [eye,\n   \"big cup\"]",
-        "{0: 'eye', 1: big cup}", '  "0": "eye"\n  "1": big cup # right')),
-    (yolo("names: ['it''s # 1', \"two\"]", LINES[0]),
-     [image({**EYES[0]["annotations"][0], "label": "it's # 1"}, path="images/1.jpg")], {}),
-    (yolo("eye\nbig cup\n", *LINES, name="classes.txt"), EYES, {}),
+    # YOLO: the names of classes as a list, a map, and without YAML; boxes and polygons
+    *(pytest.param(yolo(YAML.format(names), *LINES), EYES, {}, marks=PYYAML) for names in (
+        '  "0": eye  # left\n  1: big cup', '- "\\x65ye"\n- big cup', "  [eye, big cup]  # two")),
+    (yolo("eye\x85\nbig cup\n", *LINES, name="classes.txt"), EYES, {}),
+    (yolo("eye", "0 .4 .4 .6 .4 .6 .6 .4 .6", "0 .4 .4 .6 .4 .5 .5",
+          "0 .8 .8 .9 .8 .9 .9 .8 .9", name="classes.txt"),
+     [image(box("eye", (0.4, 0.4, 0.6, 0.6), (0.4, 0.4, 0.6, 0.5), (0.8, 0.8, 0.9, 0.9),
+                coords="unit"),
+            path="images/1.jpg")], {}),
     ({**yolo("eye", LINES[0], name="classes.txt"), "f/README.txt": "", "f/images/3.jpg": "",
       **{f"f/labels/{k}.txt": line for k, line in enumerate([
           "", LINES[0], "0 30 40 20 20", "0 0.1 0.2 0.3 0.4 0.5", "7 0.3 0.4 0.2 0.2",
-          "eye 0.3 0.4 0.2 0.2", "1e400 0.3 0.4 0.2 0.2", "0.5 0.3 0.4 0.2 0.2", "gone"], 2)},
-      **{f"f/images/{k}.png": "" for k in range(2, 10)}},
+          "eye 0.3 0.4 0.2 0.2", "1e400 0.3 0.4 0.2 0.2", "0.5 0.3 0.4 0.2 0.2",
+          "9" * 400 + LINES[0], "gone"], 2)},
+      **{f"f/images/{k}.png": "" for k in range(2, 11)}},
      [image(EYES[0]["annotations"][0], path="images/1.jpg")],
-     {"missing file": 2, "no annotation": 1, "wrong record": 5, "no label": 1}),
+     {"missing file": 2, "no annotation": 1, "wrong record": 6, "no label": 1}),
     ({"labels-1/f/1.txt": LINES[0], "labels-1/f/1.jpg": "", "labels-1/f/classes.txt": "eye"},
      [image(EYES[0]["annotations"][0], path="1.jpg")], {}),
     # rows of questions
@@ -240,7 +257,14 @@ def test_a_file_becomes_these_records(tmp_path, files, records, skipped):
     ({"a.json": [{"path": "b.jsonl", "rate": 1}]}, "this is a mixture; give it a name"),
     ({"a.json": [{"group": "g", "data": []}]}, "this is a mixture; give it a name"),
     ({"f/labels/train/1.txt": "", "f/data.yaml": "names: [a]"}, "f/labels/train']"),
-    (yolo("kpt_shape: [1, 3]\nnames: [a]", "0 0.3 0.4 0.2 0.2 0.3 2"), "and no key points"),
+    *(pytest.param(yolo(text, LINES[0]), words, marks=PYYAML) for text, words in (
+        ("kpt_shape: [1, 3]\nnames: [a]", "and no key points"), ("a", "must contain 'names'"),
+        ("names: [a", "line 1, column 10"), ("names: {a: 0}", "class 'a' in 'names' must be a"),
+        *((f"names: [{name}]", "class 0 in 'names' must be a number with a text; put quotes")
+          for name in ("yes", "010", "2026-01-01", "null", "[a]")))),
+    # key points of two and of three numbers, outside of the box and hidden; a score and an id
+    *((yolo("a", f"0 .5 .5 .2 .2 {rest}", LINES[0], name="classes.txt"), "add --as yolo-polygons")
+      for rest in (".45 .45 .55 .55", ".1 .1 .9 .9", ".45 .45 1 .9 .1 0", ".91 1", ".45 .52")),
     ({"f/a.json": [], "f/b.json": {"images": [], "annotations": [{"image_id": 1}]}},
      "f/b.json: a folder with several .json files must contain files of LabelMe; give one"),
     ({"f/a.jpg": ""}, "f: this is not a known format; --help lists the known"),
@@ -273,6 +297,44 @@ def test_a_misspelled_style_is_told_once(tmp_path):
     err = run(write(tmp_path, {"a.jsonl": rows}), tmp_path / "out.jsonl")[2]
     assert err == (f"tools.formats: {tmp_path}/out.jsonl:2: annotations[0]: unknown style "
                    "'long_captoin' - did you mean 'long_caption'?\n")
+
+
+@pytest.mark.parametrize(("files", "words", "flags"), [
+    (coco({"image_id": 3, "category_id": 1, "bbox": [1, 2, 3, 4], field: 1}), words, flags)
+    for field, words, flags in (
+        ("rejected", "an annotation: the field 'rejected' is", ["--ignore", "rejected"]),
+        ("score", "add --ignore score", ["--ignore", "score"]),
+        ("iscrowd", "add --ignore iscrowd,ignore", ["--ignore", "iscrowd,ignore"]))
+] + [(yolo("cup", "0 .5 .5 .2 .2 .4 .4 .6 .6", name="classes.txt"), "add --as yolo-polygons",
+      ["--as", "yolo-polygons"])])
+def test_a_message_names_the_flag_that_helps(tmp_path, files, words, flags):
+    path = write(tmp_path, files)
+    status, _, err = run(path, tmp_path / "out.jsonl")
+    assert status
+    assert words in err
+    assert run(path, tmp_path / "out.jsonl", *flags)[:2] == (
+        0, {"rows": 1, "records": 1, "skipped": {}})
+
+
+def test_a_data_yaml_needs_pyyaml(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "yaml", None)
+    path = write(tmp_path, yolo("names: [eye, cup]", *LINES))
+    status, _, err = run(path, tmp_path / "out.jsonl")
+    assert status == 2
+    assert ("f/data.yaml cannot be used: yaml is needed: pip install -r requirements-extras.txt\n"
+            in err)
+
+
+def test_control_characters_of_a_file_are_not_printed(tmp_path):
+    bad = "\x1b[2J\a"
+    for k, files in enumerate((
+            coco((3, 1, [9]), (bad, 1, [9]), categories=[{"id": 1, "name": bad}]),
+            labelme(shape("point", bad, [5]), shape(bad, "cup", [5, 6])),
+            yolo("eye", f"0 .5 .5 .2 .2 {bad}", name="classes.txt"))):
+        folder = tmp_path / str(k)
+        err = run(write(folder, files), tmp_path / "out.jsonl")[2]
+        assert not {*bad[:1], "\a"} & {*err}
+        assert "\\x1b" in err
 
 
 def test_without_any_of_its_media_a_file_is_not_written(tmp_path):
