@@ -9,11 +9,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-import torch.nn.functional as F
 
 import data
 import packing
 import parallel
+import train
 from examples import preferences
 from records.parse import parse
 from records.reader import Records
@@ -22,7 +22,6 @@ from tests.ranks import run_ranks
 from tests.test_parallel import TOKENIZER, VISION, T, new_model
 from tests.training.processes import ROOT, start, stderr_of
 from tests.training.runs import SMALL, back_to, logged, sentence
-from tests.training.runs import run as train
 from training.ranks import Ranks
 
 MEDIA = ROOT / "tests" / "media"
@@ -90,7 +89,7 @@ def textbook(model, reference):
                 weights, nll = nll_of(model, side, media)
                 gain = nll_of(reference, side, media)[1].detach() - nll
                 gains.append(gain[weights > 0].sum())
-            total = total - F.logsigmoid(BETA * (gains[0] - gains[1]))
+            total = total - torch.nn.functional.logsigmoid(BETA * (gains[0] - gains[1]))
     weights, nll = nll_of(model, PLAIN, "chelsea.png")
     return total + (weights * nll).sum()
 
@@ -147,10 +146,8 @@ def test_two_ranks_that_share_a_row_have_the_gradient_of_the_textbook(tmp_path, 
 
 def test_where_one_answer_does_not_fit_both_go_and_the_rest_stays():
     for sides in (pair(), pair(UNKNOWN, LEFT)):   # the longer answer is rejected, then chosen
-        whole = example_of(*sides)
-        assert preferences.find_pairs(whole) == [1]
-        assert whole.weights.sum() == pytest.approx(1)
-        cut = example_of(*sides, config=replace(DATA, max_tokens=len(whole.tokens) - 1))
+        size = len(example_of(*sides).tokens)
+        cut = example_of(*sides, config=replace(DATA, max_tokens=size - 1))
         assert cut.weights.any()
         assert preferences.find_pairs(cut) == []
         assert not cut.weights.any()
@@ -180,27 +177,30 @@ def write(folder, *annotations):
 
 @pytest.fixture(scope="module")
 def base(tmp_path_factory):
-    """-> a run from which others start."""
+    """-> a run from which others start. It has the other objective of the page."""
     out = tmp_path_factory.mktemp("runs") / "base"
-    assert train(out, *SMALL, "--steps", "1") == 0
+    of_page = {}
+    page = (ROOT / "docs" / "preferences.md").read_text()
+    exec(page.split("```python")[1].split("```")[0], of_page)
+    train.main([*SMALL, "--steps", "1", "--out", str(out)], lambda run: of_page["forward_backward"])
     return out
 
 
-MISTAKES = [
-    ([PLAIN], [], "no record of --data has a preference pair"),
-    ([*pair(), text(LEFT), text(LEFT, "Who is it?")], [], "x.jsonl:1: annotations 3 and 4 are not"),
-    ([PLAIN, PLAIN], [], "annotations 1 and 2 are not a preference pair"),
-    ([text(LEFT) | {"weight": 2}, text(UNKNOWN)], [], "the same prompt and the weight 1"),
-    (pair(), ["--beta", "nan"], "--beta nan: must be above 0"),
-    (pair(), [], "reference model; give it with --init"),
+MISTAKES = [  # annotations, a part of the message, flags
+    ([PLAIN], "no record of --data has a preference pair"),
+    ([*pair(), text(LEFT), text(LEFT, "Who is it?")], "x.jsonl:1: annotations 3 and 4 are not"),
+    ([PLAIN, PLAIN], "annotations 1 and 2 are not a preference pair"),
+    ([text(LEFT) | {"weight": 2}, text(UNKNOWN)], "the same prompt and the weight 1"),
+    (pair(), "--beta nan: must be above 0", "--beta", "nan"),
+    (pair(), "reference model; give it with --init"),
 ]
 
 
-@pytest.mark.parametrize(("annotations", "flags", "words"), MISTAKES)
-def test_a_mistake_is_named_before_anything_is_written(
-        base, tmp_path, capsys, annotations, flags, words):
-    init = [] if "--init" in words else ["--init", str(base)]
-    assert run(tmp_path / "out", *SMALL, *write(tmp_path, *annotations), *flags, *init) == 2
+@pytest.mark.parametrize("row", MISTAKES)
+def test_a_mistake_is_named_before_anything_is_written(base, tmp_path, capsys, row):
+    annotations, words, *flags = row
+    flags += [] if "--init" in words else ["--init", str(base)]
+    assert run(tmp_path / "out", *SMALL, *write(tmp_path, *annotations), *flags) == 2
     assert words in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["lock"]
 
