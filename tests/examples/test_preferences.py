@@ -200,7 +200,8 @@ MISTAKES = [  # annotations, a part of the message, flags
 def test_a_mistake_is_named_before_anything_is_written(base, tmp_path, capsys, row):
     annotations, words, *flags = row
     flags += [] if "--init" in words else ["--init", str(base)]
-    assert run(tmp_path / "out", *SMALL, *write(tmp_path, *annotations), *flags) == 2
+    flags += write(tmp_path, *annotations)
+    assert run(tmp_path / "out", *SMALL, "--steps", "1", *flags) == 2
     assert words in capsys.readouterr().err
     assert [path.name for path in (tmp_path / "out").iterdir()] == ["lock"]
 
