@@ -30,7 +30,7 @@ LAYERS = [
     {"training"},
     {"evaluation"},
     {"train"},
-    {"tools"},
+    {"tools", "examples"},
 ]
 # What train.main passes in, so that these packages do not import it.
 WATCHERS = {"evaluation", "toy"}

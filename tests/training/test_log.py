@@ -49,23 +49,13 @@ def test_the_page_of_questions_has_every_field_of_the_log(tmp_path):
         for line in lines.split(", "):
             stated[line] |= set(re.findall(r"`(\w+)`", names))
     question = {"type": "qa", "question": "How many?", "answer": "Two."}
-    pair = {"type": "preference", "question": "How many?", "chosen": "Two.", "rejected": "None."}
-    data = tmp_path / "pairs.jsonl"
-    data.write_text(json.dumps({"annotations": [question, pair]}) + "\n")
+    data = tmp_path / "a.jsonl"
+    data.write_text(json.dumps({"annotations": [question]}) + "\n")
     assert run(tmp_path / "run", "--stage", "1", "--tiny", "--device", "cpu", "--init", "toy",
-               "--batch", "1", "--steps", "1", "--beta", "0.1", "--data", str(data),
+               "--batch", "1", "--steps", "1", "--data", str(data),
                "--eval", str(data)) == 0
     head, step, scores = map(json.loads, (tmp_path / "run" / "log.jsonl").open())
     assert stated == {"run": set(head), "step": set(step), "scores": set(scores)}
-
-
-def test_a_rank_without_pairs_logs_the_margins_of_the_others(monkeypatch):
-    others = {"preferences": 2, "margin": 1.5, "preferred": 1}
-    stats = log.StepStats(["a"], 1)
-    monkeypatch.setattr(log, "all_reduce_sums", lambda numbers: {
-        name: type(n)(n + others.get(name, 0)) for name, n in numbers.items()})
-    stats.all_reduce()
-    assert stats.preferences == {"preferences": 2, "margin": 0.75, "preferred": 0.5}
 
 
 def test_a_step_of_small_weights_learns_as_any_other(tmp_path):
@@ -107,26 +97,29 @@ def test_an_error_that_ends_a_run_is_a_sentence_and_a_status(tmp_path, monkeypat
         raise error
 
     monkeypatch.setattr(train, "start_run", start_run)
-    monkeypatch.setattr(sys, "argv", ["train.py", "--init", "a b", "--overwrite"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "train.py", "--init", "a b", "--overwrite"])
     assert run(tmp_path / "out", *SMALL) == status
     assert capsys.readouterr().err == f"train.py: {words}\n"
 
 
-GO_ON = [  # processes, processes per node, flags -> the command
-    (1, 1, "--overwrite", "python train.py --resume"),
-    (1, 1, "--resume", "python train.py --resume"),
-    (1, 1, "--resume-anyway", "python train.py --resume-anyway"),
-    (2, 2, "--cp=2", "torchrun --standalone --nproc-per-node 2 train.py --cp=2 --resume"),
-    (16, 8, "--cp=2", "torchrun on every node as before, with train.py --cp=2 --resume"),
+GO_ON = [  # processes, processes per node, the words after python -> the command
+    (1, 1, "train.py --overwrite", "python train.py --resume"),
+    (1, 1, "train.py --resume", "python train.py --resume"),
+    (1, 1, "train.py --resume-anyway", "python train.py --resume-anyway"),
+    (1, 1, "-m examples.preferences", "python -m examples.preferences --resume"),
+    (2, 2, "-u train.py --cp=2",
+     "torchrun --standalone --nproc-per-node 2 train.py --cp=2 --resume"),
+    (16, 8, "-u -m examples.preferences",
+     "torchrun on every node as before, with -m examples.preferences --resume"),
 ]
 
 
-@pytest.mark.parametrize(("world", "local", "flag", "command"), GO_ON)
+@pytest.mark.parametrize(("world", "local", "words", "command"), GO_ON)
 def test_the_command_that_continues_a_run_is_for_as_many_processes(
-        tmp_path, monkeypatch, world, local, flag, command):
+        tmp_path, monkeypatch, world, local, words, command):
     monkeypatch.setenv("WORLD_SIZE", str(world))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
-    monkeypatch.setattr(sys, "argv", ["train.py", flag])
+    monkeypatch.setattr(sys, "orig_argv", ["python", *words.split()])
     started = SimpleNamespace(out=tmp_path)
     (tmp_path / "step-2.part").mkdir()
     assert log.how_to_go_on(started) == f"nothing was saved; start again with: {command}"
@@ -139,7 +132,7 @@ def test_the_command_that_continues_a_run_is_for_as_many_processes(
 
 def test_a_run_that_is_stopped_in_stage_0_says_how_to_start_again(tmp_path, monkeypatch, capsys):
     flags = [*SMALL, "--vit_steps=1", "--steps", "1", "--out", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["train.py", *flags, "--overwrite"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "train.py", *flags, "--overwrite"])
     with monkeypatch.context() as patch:
         patch.setattr(world, "pretrain", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
         assert run(tmp_path, *flags, "--overwrite") == 143
@@ -172,8 +165,7 @@ def test_a_line_of_the_log_has_the_share_of_the_batch_that_tokens_and_crops_fill
     counts = log.count_rows([[text, image], [text]])
     found = [counts[name] for name in ("tokens", "crops", "examples", "packs")]
     assert found == [110, 8, 3, 2]
-    stats = SimpleNamespace(counts=counts, loss=1.0, total_weight=1.0, nll_by_source={},
-                            preferences={})
+    stats = SimpleNamespace(counts=counts, loss=1.0, total_weight=1.0, nll_by_source={})
     plan = SimpleNamespace(skipped={}, hash="")
     line = log.make_line(config, 1, plan, stats, {"llm": 3.0, "vit": 4.0}, {}, {"counts": {}})
     assert (line["fill_tokens"], line["fill_crops"]) == (110 / 400, 8 / 40)
