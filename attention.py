@@ -27,10 +27,10 @@ out   which query may attend to which key, (B,T,T) bool, and attention with this
     .              .  .  .  .  .  .  .  .  .  .  .  .  .  #  #
 
 A row is a packed sequence. This one has two examples and padding. A line of the picture is a query,
-a column is a key. The prefix of an example (in code: trunk) is its visual input, and each
-annotation is a branch. Later tokens may attend to a prefix until its example ends, and to a branch
-until the branch ends. Trees of any depth follow the same rule. "Later" means the position in the
-row, not the RoPE position, because all branches of an example have the same RoPE positions.
+a column is a key. The prefix of an example is its visual input, and each annotation is a branch.
+Later tokens may attend to a prefix until its example ends, and to a branch until the branch ends.
+Trees of any depth follow the same rule. "Later" means the position in the row, not the RoPE
+position, because all branches of an example have the same RoPE positions.
 
 The official code makes a dense float32 mask, 5.4 GB for the 36,864 tokens of stage 3. Here two
 integers per token are enough, and each form of the mask below is made from the rule.
@@ -47,7 +47,8 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 # Queries per chunk of a long document. In a row of stage 3 the largest tensor is then 151 MB, one
-# chunk against all keys (docs/log.md). A document of up to twice as many tokens is one chunk.
+# chunk against all keys (docs/log.md). A document of up to twice as many tokens is one chunk,
+# because several chunks must be checkpointed.
 CHUNK = 1024
 
 
@@ -59,18 +60,19 @@ def rule(q, k, visible_until_k, bidir_q, bidir_k):
     return causal | both_ways
 
 
-def allow(visible_until, bidir, rows=slice(None), keys=slice(None)):
+def allow(visible_until, bidir, queries=slice(None), keys=slice(None)):
     """The rule for all query-key pairs: two (B,T) integers -> (B,T,T) bool, the dense mask.
 
-    rows and keys, slices or index tensors, choose some of the queries and of the keys.
+    queries and keys, slices or index tensors, choose some of the positions.
     """
     position = torch.arange(bidir.shape[1], device=bidir.device, dtype=torch.int32)
-    q, k = position[rows][None, :, None], position[keys][None, None]  # (1,T,1), (1,1,T)
-    return rule(q, k, visible_until[:, None, keys], bidir[:, rows, None], bidir[:, None, keys])
+    q, k = position[queries][None, :, None], position[keys][None, None]  # (1,T,1), (1,1,T)
+    return rule(q, k, visible_until[:, None, keys], bidir[:, queries, None], bidir[:, None, keys])
 
 
 def allowed_pairs(visible_until, bidir):
-    """How many query-key pairs the rule allows in one row, without a T x T mask: (T,) -> int.
+    """How many query-key pairs the rule allows in one row, without a T x T mask: (T,) -> int. It is
+    for the log and for counts of FLOPs.
 
     The queries k .. visible_until[k]-1 may attend to key k. In a group of n tokens that attend in
     both directions, n(n-1)/2 pairs have a key after the query; the causal part has all others.
@@ -81,11 +83,12 @@ def allowed_pairs(visible_until, bidir):
 
 
 def packed_mask(visible_until, bidir, queries=None):
-    """The mask of packed rows in the fastest form: FlexAttention if it compiles, otherwise chunks.
-    queries: (t,) int64, positions of the queries if this rank has only some (parallel.gathered)."""
+    """The mask of packed rows in the fastest form. queries: (t,) int64, positions of the queries if
+    this rank has only some of them (parallel.gathered)."""
     if bidir.is_cuda and find_spec("triton") is not None:  # Windows has no triton
         return block_mask(visible_until, bidir, queries)
-    if queries is not None:  # `gathered` on a CPU, with rows so short that a dense mask will do
+    if queries is not None:
+        # Only tests gather on a CPU. For two ranks and a row of stage 3 this takes 0.7 GB.
         return allow(visible_until, bidir, queries)
     return document_mask(visible_until, bidir)
 
@@ -93,9 +96,13 @@ def packed_mask(visible_until, bidir, queries=None):
 def attend(q, k, v, mask):
     """q (B,T,H,D), k and v (B,S,G,D) -> (B,T,H,D); query head h uses kv head h // (H/G).
 
-    mask: (B,T,S) bool, None, or the result of packed_mask. For a DocumentMask this function is
-    called again for each chunk, with the mask of the chunk. The KV cache (evaluation/generate.py)
-    and Ulysses (parallel.py) are wrappers around this function.
+    mask            made by                  used
+    BlockMask       block_mask               on a GPU: FlexAttention
+    DocumentMask    document_mask            elsewhere; calls `attend` again for each of its chunks
+    (B,T,S) bool    allow                    a chunk, or the new tokens of a KV cache
+    None            chunk_mask               a chunk in which every pair is allowed
+
+    The KV cache (evaluation/generate.py) and Ulysses (parallel.py) are wrappers of this function.
     """
     if isinstance(mask, DocumentMask):
         return attend_documents(q, k, v, mask.documents)
@@ -230,20 +237,20 @@ def chunk_mask(visible_until, bidir, queries, size=CHUNK):
     position = torch.arange(bidir.shape[1], device=bidir.device)
     chunks = []
     for start in range(queries.start, queries.stop, size):
-        rows = slice(start, min(start + size, queries.stop))
-        # (B,T): keys that some query of these rows may attend to, by either half of the rule
-        needed = (position < rows.stop) & (visible_until > rows.start)
-        needed |= torch.isin(bidir, bidir[:, rows].flatten()) & (bidir != 0)
+        own = slice(start, min(start + size, queries.stop))  # the queries of this chunk
+        # (B,T): keys that some of these queries may attend to, by either half of the rule
+        needed = (position < own.stop) & (visible_until > own.start)
+        needed |= torch.isin(bidir, bidir[:, own].flatten()) & (bidir != 0)
         keys = needed.any(0).nonzero()[:, 0]
         first, stop = int(keys[0]), int(keys[-1]) + 1
         # Selected keys are copied, and a range is only a view. A range that is mostly
         # needed is better, because the mask excludes the other keys anyway.
         if len(keys) > 0.75 * (stop - first):
             keys = slice(first, stop)
-        mask = allow(visible_until, bidir, rows, keys)
+        mask = allow(visible_until, bidir, own, keys)
         # a mask without any False is not needed; often the first query already has a False
         whole = bool(mask[:, 0].all()) and bool(mask.all())
-        chunks.append(Chunk(rows, keys, None if whole else mask))
+        chunks.append(Chunk(own, keys, None if whole else mask))
     return chunks
 
 
@@ -251,16 +258,18 @@ def document_mask(visible_until, bidir, size=CHUNK):
     """(B,T) integers -> DocumentMask. A document is a run of tokens that attend only to each other:
     an example of a packed row, or the padding of the row."""
     documents = []
-    for row, until in enumerate(visible_until.tolist()):
+    T = bidir.shape[1]
+    for b, until in enumerate(visible_until.tolist()):
         start = 0
-        while start < len(until):
+        while start < T:
             # the first token of a document is in its prefix, so it is visible to the end
-            n = until[start] - start
-            # None adds a first dimension of size 1, because chunk_mask takes (B,T)
-            own = row, None, slice(start, start + n)
-            fields = visible_until[own] - start, bidir[own]
-            documents.append(chunk_mask(*fields, slice(0, n), size if n > 2 * size else n))
-            start += n
+            stop = until[start]
+            n = stop - start
+            queries_per_chunk = size if n > 2 * size else n
+            documents.append(chunk_mask(
+                visible_until[b : b + 1, start:stop] - start, bidir[b : b + 1, start:stop],
+                slice(0, n), queries_per_chunk))
+            start = stop
     return DocumentMask(documents)
 
 
@@ -272,8 +281,8 @@ def attend_documents(q, k, v, documents):
     return torch.cat(done, dim=1).view_as(q)
 
 
-# Selective activation checkpointing: the outputs of these two kernels of SDPA are kept. The rest of
-# a chunk is computed again in backward. Otherwise backward would run attention once more.
+# Selective activation checkpointing: the outputs of the listed kernels of SDPA are kept. The rest
+# of a chunk is computed again in backward. Otherwise backward would run attention once more.
 save_sdpa_outputs = partial(create_selective_checkpoint_contexts, [
     torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default,
     torch.ops.aten._scaled_dot_product_efficient_attention.default])
@@ -293,9 +302,9 @@ def attend_chunks(q, k, v, chunks):
         return attend(q, k[:, keys], v[:, keys], mask)
 
     if len(chunks) == 1:
-        return run(q, k, v, *chunks[0][1:])  # [1:]: keys and mask of the Chunk
+        return run(q, k, v, chunks[0].keys, chunks[0].mask)
     # attention draws no random numbers, so the state of the generator need not be kept
     options = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": save_sdpa_outputs}
     parts = q.split([chunk.queries.stop - chunk.queries.start for chunk in chunks], dim=1)
-    return torch.cat([checkpoint(run, part, k, v, *chunk[1:], **options)
+    return torch.cat([checkpoint(run, part, k, v, chunk.keys, chunk.mask, **options)
                       for part, chunk in zip(parts, chunks, strict=True)], dim=1)

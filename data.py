@@ -5,18 +5,26 @@
 
 A record is one visual input (an image, several images, a video, or nothing) with annotations
 (docs/records.md). Each annotation becomes a short chat, called a branch. All branches share one
-encoding of the visual input, the prefix (in code: trunk), and cannot attend to each other. This is
-the message tree. In sequences of their own, the annotations of stage 2 would need 3.8 times as many
-sequences, and each would encode its image again (RESULTS.md, "trees").
+encoding of the visual input, the prefix, and cannot attend to each other. This is the message tree.
+In sequences of their own, the annotations of stage 2 would need 3.8 times as many sequences, and
+each would encode its image again (RESULTS.md, "trees").
 
     record   {"image": "cat.png", "annotations": [{"type": "caption", ..}, {"type": "point", ..}]}
-    trunk    BOS <low_res_im_start> <im_patch>.. <im_end> <im_start> <im_patch>.. <im_end>
+    prefix   BOS <low_res_im_start> <im_patch>.. <im_end> <im_start> <im_patch>.. <im_end>
     branch   <|im_start|>user\\nlong_caption 4:<|im_end|>\\n<|im_start|>assistant\\nA cat.<|im_end|>
     branch   <|im_start|>user\\nWhere?<|im_end|>\\n<|im_start|>assistant\\n<points ..><|im_end|>
 
-The random choices of an example depend on (seed, its key, epoch) only. So the
-planner, which calls `build`, and the loader, which calls `encode` in another process later, make
-the same choices.
+    size                   encode
+      read_headers           read_headers            sizes and durations of its media
+      build                  build                   how many crops an image has
+        build_tree             build_tree            which annotations are used, in which order
+          segments_of            segments_of         annotation -> question and answer as ids
+          layout                 layout              prefix and branches -> arrays
+                             images or frames        pixels
+                             place_visual_tokens     which patches each visual token pools
+
+The random choices of an example depend on (seed, its key, epoch) only. So the planner, which calls
+`size`, and the loader, which calls `encode` in another process later, make the same choices.
 """
 
 import math
@@ -30,7 +38,7 @@ from records import visual
 from records.errors import Unreadable, encodable
 from records.mixture import rng_for
 from text.prompts import annotations_of, has_points, kinds_and_weights, most_points, turns_of
-from text.tokenizer import chat
+from text.tokenizer import Segment, chat
 from text.visual_tokens import images_tokens, video_tokens
 from vision import RELEASED, VisionConfig
 
@@ -88,8 +96,7 @@ class RecordReader(Protocol):
 
 @dataclass(frozen=True)
 class Branch:
-    segments: list                   # [(ids, factor), ..], question and answer in turn
-                                     # factor 0: input without loss, such as a question
+    segments: list                   # [Segment, ..], question and answer in turn
     kind: str = "qa"                 # the type of the annotation
     weight: float = 1.0              # the record's weight times the annotation's
     of_video: bool = False
@@ -142,22 +149,51 @@ def token_weight(branch, n_loss, n_branches, config):
     return weight
 
 
-# Three things in `layout` are not obvious.
-#
-# The last token of the prefix comes before the first token of every branch, but it can
-# have one target only. So in a tree this target has no loss. Nothing is missed, because
-# a branch begins with a question, which has no loss anyway.
-#
-# The EOS at the end of a branch has loss. But in a tree it is not among the n loss
-# tokens of the weight 2 / sqrt(n), as in the official code (docs/molmo2.md 7.1).
-#
-# Branches are kept or skipped as a whole. The first that does not fit into max_tokens is skipped
-# with all after it. A branch that is too long by itself, before any is kept, is skipped alone, so
-# that it does not take the others with it.
+def fit(branches, room):
+    """-> the branches that fit into `room` tokens, and how many tokens the others have.
+
+    Branches are kept or skipped as a whole. The first that does not fit is skipped with all after
+    it. A branch that is too long by itself, before any is kept, is skipped alone, so that it does
+    not take the others with it.
+    """
+    kept = []
+    dropped_tokens = 0
+    is_full = False
+    for branch in branches:
+        if not branch.segments:  # a track without a point on a sampled frame
+            continue
+        # minus one, because the last id of a branch is a target and never an input
+        n = sum(len(ids) for ids, _ in branch.segments) - 1
+        if n > room and kept:
+            is_full = True
+        if n > room or is_full:
+            dropped_tokens += n
+        else:
+            kept.append(branch)
+            room -= n
+    return kept, dropped_tokens
 
 
-def layout(trunk, is_visual, branches, config, max_tokens=math.inf):
-    """Trunk ids, which of them are visual tokens, branches -> Example without pixels.
+def weigh(branch, n_branches, config):
+    """-> the ids of a branch, and the loss weight of each when it is a target."""
+    ids, kinds, factors = [], [], []
+    for k, (of_segment, factor) in enumerate(branch.segments):
+        # segments 2t and 2t + 1 are question and answer of turn t, and each turn has its own kind
+        kind = branch.turn_kinds[k // 2] if branch.turn_kinds else branch.kind
+        ids += of_segment
+        kinds += [kind] * len(of_segment)
+        factors += [factor] * len(of_segment)
+    # The EOS at the end of a branch has loss. But in a tree it is not among the n loss
+    # tokens of the weight 2 / sqrt(n), as in the official code (docs/molmo2.md 7.1).
+    n_counted = len(ids) - 1 if n_branches > 1 else len(ids)
+    n_loss = Counter(kinds[i] for i in range(n_counted) if factors[i] > 0)
+    weight_of = {kind: token_weight(replace(branch, kind=kind), n_loss[kind], n_branches, config)
+                 for kind in set(kinds)}
+    return ids, [weight_of[kind] * factor for kind, factor in zip(kinds, factors, strict=True)]
+
+
+def layout(prefix, is_visual, branches, config, max_tokens=math.inf):
+    """Ids of the prefix, which of them are visual tokens, branches -> Example without pixels.
 
         tokens         b I I I | Q Q A A | q a a        the prefix, then one branch after another
         targets        I I I Q | Q A A $ | a a $        next token; a branch ends with EOS ($)
@@ -166,45 +202,30 @@ def layout(trunk, is_visual, branches, config, max_tokens=math.inf):
         visible_until  B B B B | 8 8 8 8 | B B B        B = 11, the end of the example
         bidir          0 1 1 1 | 0 0 0 0 | 0 0 0
     """
-    kept, dropped_tokens, full = [], 0, False
-    room = max_tokens - len(trunk)
-    for branch in branches:
-        # minus one, because the last id of a branch is a target and never an input
-        n = sum(len(ids) for ids, _ in branch.segments) - 1
-        full = full or (n > room and bool(kept))
-        if full or n > room or n < 0:  # n is -1 for a track without a point here
-            dropped_tokens += max(n, 0)
-        else:
-            kept.append(branch)
-            room -= n
-    # targets is one shorter: the first branch adds the target of the last token of the prefix
-    tokens, targets, pos = list(trunk), list(trunk[1:]), list(range(len(trunk)))
-    weights, until = [0.0] * len(trunk), [0] * len(trunk)
-    annotation = [0] * len(trunk)
-    for branch in kept:
-        ids = [i for ids, _ in branch.segments for i in ids]
-        # segments 2t and 2t + 1 are question and answer of turn t, and each turn has its own kind
-        kinds = branch.turn_kinds or [branch.kind] * len(branch.segments)
-        factors = [(kinds[k // 2], factor) for k, (ids, factor) in enumerate(branch.segments)
-                   for _ in ids]
-        counted = factors[:-1] if len(kept) > 1 else factors  # tree: no EOS
-        n_loss = Counter(kind for kind, factor in counted if factor > 0)
-        weight = {kind: token_weight(replace(branch, kind=kind), n_loss[kind], len(kept), config)
-                  for kind in {*kinds}}
-        if len(targets) < len(tokens):  # true for the first branch only
-            targets.append(ids[0])
-            kind, factor = factors[0]  # factor is 1 if plain text begins here, otherwise 0
-            weights[-1] = 0.0 if len(kept) > 1 else weight[kind] * factor
+    start = len(prefix)
+    kept, dropped_tokens = fit(branches, max_tokens - start)
+    tokens, pos = list(prefix), list(range(start))
+    targets = [*prefix[1:], 0]  # the last one is set below
+    weights, until, annotation = [0.0] * start, [0] * start, [0] * start
+    for number, branch in enumerate(kept):
+        ids, of_ids = weigh(branch, len(kept), config)
+        if number == 0:
+            # The last token of the prefix comes before the first token of every branch, but it can
+            # have one target only. So in a tree this target has no loss. Nothing is missed,
+            # because a branch begins with a question, which has no loss anyway. Plain text without
+            # a question has loss from its first token on, if it is the only branch.
+            targets[-1] = ids[0]
+            weights[-1] = of_ids[0] if len(kept) == 1 else 0.0
         tokens += ids[:-1]
         targets += ids[1:]
-        weights += [weight[kind] * factor for kind, factor in factors[1:]]
-        pos += range(len(trunk), len(trunk) + len(ids) - 1)
-        until += [len(tokens)] * (len(ids) - 1)  # later branches cannot attend to this one
-        annotation += [branch.annotation] * (len(ids) - 1)
-    targets += [0] * (len(tokens) - len(targets))  # no branch was kept
-    until[: len(trunk)] = [len(tokens)] * len(trunk)
+        weights += of_ids[1:]
+        n = len(ids) - 1
+        pos += range(start, start + n)
+        until += [len(tokens)] * n  # later branches cannot attend to this one
+        annotation += [branch.annotation] * n
+    until[:start] = [len(tokens)] * start
     bidir = np.zeros(len(tokens), np.int32)
-    bidir[: len(trunk)] = is_visual
+    bidir[:start] = is_visual
     return Example(
         np.array(tokens), np.array(targets), np.array(weights, np.float32), np.array(pos),
         np.array(until, np.int32), bidir, np.array(annotation, np.int32),
@@ -249,9 +270,10 @@ def build_tree(record, info, tokenizer, config, seed, epoch):
     # The order is new in every epoch. If not all branches fit, each is kept in some epochs.
     for i in rng.permutation(len(annotations)):
         a = annotations[i]
-        n_transcripts += a.get("style") == "transcript"
-        if a.get("style") == "transcript" and n_transcripts > config.n_transcripts:
-            continue  # another epoch uses another transcript
+        if a.get("style") == "transcript":
+            n_transcripts += 1
+            if n_transcripts > config.n_transcripts:
+                continue  # another epoch uses another transcript
         if most_points(a) > config.max_points:
             n_over_max_points += 1
             continue
@@ -267,16 +289,16 @@ def build_tree(record, info, tokenizer, config, seed, epoch):
 
 
 def segments_of(a, record, info, tokenizer, config, rng):
-    """An annotation -> the segments [(ids, factor), ..] of its branch."""
+    """An annotation -> the segments of its branch."""
     if a["type"] == "text" and "prompt" not in a:  # plain text, without a chat
         # In a tree the last token of the prefix has no loss, so the first word would
         # not be trained. A BOS at the start of the branch predicts it.
-        start = [([tokenizer.bos], 0)] if len(record["annotations"]) > 1 else []
-        return [*start, (tokenizer.encode(a["text"]) + [tokenizer.eos], 1)]
+        start = [Segment([tokenizer.bos], 0)] if len(record["annotations"]) > 1 else []
+        return [*start, Segment([*tokenizer.encode(a["text"]), tokenizer.eos], 1)]
     turns = turns_of(a, record, info.sizes, config, rng, info.times)
     weights = [weight for _, weight in kinds_and_weights(a)]
     segments = chat(turns, tokenizer)  # question, answer, question ..
-    return [(ids, factor * weights[k // 2]) for k, (ids, factor) in enumerate(segments)]
+    return [Segment(ids, factor * weights[k // 2]) for k, (ids, factor) in enumerate(segments)]
 
 
 def size(record, tokenizer, config, seed, epoch):
@@ -310,13 +332,18 @@ def encode(record, tokenizer, config, seed, epoch, shard=None):
         example.images = visual.frame_crops(frames, len(mine), config)
     else:
         images = record["source"].images(record, mine)
-        # (width, height) as in the header, or the number of planned tokens would be wrong
-        if [image.shape[1::-1] for image in images] != [info.sizes[k] for k in mine]:
+        # as large as in the header, or the number of planned tokens would be wrong
+        if list(map(size_in_pixels, images)) != [info.sizes[k] for k in mine]:
             raise Unreadable("size differs", "an image is not as large as its header says")
         example.images = visual.image_crops(images, config)
     place_visual_tokens(example, info, tokenizer, config)
     example.cp_rank = cp_rank[example.image_id] if shard else None
     return example
+
+
+def size_in_pixels(image):
+    """(H,W,3) -> (width, height)."""
+    return image.shape[1], image.shape[0]
 
 
 def place_visual_tokens(example, info, tokenizer, config):
@@ -343,13 +370,14 @@ def encode_prompt(images, turns, tokenizer, config, clip=None):
     """A prompt for generation -> Example. images: [(H,W,3) uint8, ..], may be empty; clip: a
     VideoClip instead of images; turns: [(question, answer), .., (question, None)]."""
     assert not (images and clip), "a prompt contains images or a video, not both"
-    info = visual.MediaInfo([image.shape[1::-1] for image in images], clip.times if clip else None)
+    sizes = list(map(size_in_pixels, images))
+    info = visual.MediaInfo(sizes, clip.times if clip else None)
     if clip:
         ids, is_visual = video_tokens(clip.times, clip.subtitles, tokenizer, config)
     else:
         ids, is_visual = images_tokens(info.sizes, tokenizer, config)
     # layout drops the last id of a branch from the inputs: the 0 keeps the whole prompt
-    segments = [*chat(turns, tokenizer), ([0], False)]
+    segments = [*chat(turns, tokenizer), Segment([0], 0)]
     example = layout([tokenizer.bos, *ids], [False, *is_visual], [Branch(segments)], config)
     if clip or images:
         if clip:

@@ -33,7 +33,7 @@ from vision import SwiGLU, Vision, VisionConfig
 class YarnConfig:
     layers: tuple = ()               # the blocks that use it; all others have plain RoPE
     factor: float = 8.0              # how many times longer the context becomes
-    attention_factor: float = 1.2079441541679836  # multiplies cos and sin
+    attention_factor: float = 1.2079441541679836  # 0.1 ln(factor) + 1, multiplies cos and sin
     # Count the full turns of a pair of dimensions in original_max tokens. A pair with more than
     # beta_fast turns keeps its frequency. With fewer than beta_slow it is divided by `factor`.
     beta_fast: float = 32.0
@@ -66,7 +66,8 @@ PRESETS = {
     "toy": ModelConfig(n_layer=4, n_embd=128, n_head=4, n_kv_head=2, head_dim=32, n_hidden=384,
                        n_vocab=384, rope_theta=1e4, init_std=0.0, vision=TOY_VISION),
     "small": ModelConfig(n_layer=28, n_embd=1024, n_head=16, n_hidden=3072, tied=True,
-                         vision=VisionConfig(10, 768, 12, 3072, (9, 3), grid=24, patch=16)),
+                         vision=VisionConfig(n_layer=10, n_embd=768, n_head=12, n_hidden=3072,
+                                             feature_layers=(9, 3), grid=24, patch=16)),
     "4b": ModelConfig(n_embd=2560, n_hidden=9728, rope_theta=5e6, tied=True),
     "8b": ModelConfig(),
     "o7b": ModelConfig(n_layer=32, n_kv_head=32, n_hidden=11008, n_vocab=100278, family="olmo",
@@ -188,7 +189,8 @@ def dropout(residual, response, has_loss):
     """-> the dropout of a sub-layer's output, before it is added to x (docs/molmo2.md 7.4).
 
     The probability is `residual` at every position (stages 2 and 3), and `response` where the
-    target has loss (stage 1). There the larger of the two applies. has_loss: (B,T) bool.
+    target has loss (stage 1: "response dropout", against overfitting to captions). There the
+    larger of the two applies. has_loss: (B,T) bool.
     """
     if residual == response == 0:
         return lambda x: x
@@ -221,8 +223,10 @@ class Molmo2(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = RMSNorm(config.n_embd, config.eps)
         self.head = None if config.tied else nn.Linear(config.n_embd, config.n_vocab, bias=False)
+        # Two functions that others replace: parallel.share_rows does with both, compile_blocks and
+        # the attention maps of tools.play with `attend`. `route` sends features to the rank that
+        # has their tokens.
         self.attend = attention.attend
-        # under context parallelism this sends features to the rank that has their tokens
         self.route = lambda image_features, batch: image_features
         # apply_recipe in training/setup.py sets these four
         self.residual_dropout = self.response_dropout = 0.0

@@ -9,8 +9,8 @@ would need 3.9 times as many rows as the lower bound; with this planner it needs
 the state is easy to save, and one process can plan packs that others decode. An example is never
 cut into two rows.
 
-    row 0    | example 17: trunk, branch, branch | example 4: trunk, branch | example 21 | ......
-    example    0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0   1 1 1 1 1 1 1 1 1 1 1 1   2 2 2 2 2 2  padding
+    row 0    | example 17: prefix, branch, branch | example 4: prefix, branch | example 21 | .....
+    example    0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0 0    1 1 1 1 1 1 1 1 1 1 1 1    2 2 2 2 2 2  padding
 """
 
 import copy
@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 
-@dataclass(frozen=True)
+@dataclass
 class Batch:
     tokens: torch.Tensor             # (B,T) int64, input ids; 0 where padding
     targets: torch.Tensor            # (B,T) int64, the next token; data.layout has shifted it
@@ -45,8 +45,7 @@ class Batch:
     labelled: torch.Tensor = field(init=False)
 
     def __post_init__(self):
-        # a frozen dataclass refuses `self.labelled = ..`
-        object.__setattr__(self, "labelled", self.weights.flatten().nonzero()[:, 0])
+        self.labelled = self.weights.flatten().nonzero()[:, 0]
 
     def to(self, device):
         """-> the Batch on a device. From pinned memory the GPU copies while it computes."""
@@ -55,7 +54,7 @@ class Batch:
             if torch.is_tensor(value):
                 if torch.device(device).type == "cuda" and not value.is_cuda:
                     value = value.pin_memory()
-                object.__setattr__(moved, name, value.to(device, non_blocking=True))
+                setattr(moved, name, value.to(device, non_blocking=True))
         return moved
 
 
@@ -119,13 +118,13 @@ class Planner:
         anchor = oldest if self.n_packs - oldest.arrived >= MAX_WAIT else largest_first[0]
         largest_first.remove(anchor)
         # If the crops of the pool need more rows than its tokens do, they decide how many rows
-        # there will be. Then a good row is one that is full of crops. The power of 16 makes
-        # `weight`, the worth of crops against tokens, nearly 0 or 1.
-        tokens, crops = sum(e.tokens for e in self.pool) / T, sum(e.crops for e in self.pool) / C
-        weight = crops**16 / (tokens**16 + crops**16 + 1e-300)
-        # -(-a // b) is a / b rounded up
+        # there will be. Then a good row is one that is full of crops. `weight`, the worth of crops
+        # against tokens, is a soft switch: nearly 1 if crops decide, nearly 0 if tokens do.
+        rows_for_tokens = sum(e.tokens for e in self.pool) / T
+        rows_for_crops = sum(e.crops for e in self.pool) / C
+        weight = rows_for_crops**16 / (rows_for_tokens**16 + rows_for_crops**16 + 1e-300)
         others = best_subset(largest_first, T - anchor.tokens, self.max_crops - anchor.crops,
-                             -(-T // N_BINS), (1 - weight) / T, weight / C)
+                             math.ceil(T / N_BINS), (1 - weight) / T, weight / C)
         pack = [anchor, *others]
         taken = {e.index for e in pack}
         self.pool = [e for e in self.pool if e.index not in taken]
@@ -148,27 +147,30 @@ def best_subset(items, tokens, crops, bin_size, per_token, per_crop):
 
     One long integer has a bit for every sum that some subset reaches. It has a line of bits per
     number of crops, and in a line a bit per bin_size tokens. The tokens of an item are rounded up
-    to bins, so that every sum fits. Adding an item to all sums is one shift of the integer:
+    to bins, so that every sum fits. Adding an item to all sums is one shift of the integer. Here,
+    an item of one crop and one bin is added to the sums (0 crops, 0 bins) and (1 crop, 2 bins):
 
+        bins      0 1 2 3              0 1 2 3
         2 crops   . . . .              . . . #
-        1 crop    . . # .      ->      . # # .       an item of one crop and one bin: from the sums
-        0 crops   # . . .              # . . .       (0, 0), (1, 2) follow (1, 1), (2, 3)
+        1 crop    . . # .      ->      . # # .       the new sums are (1, 1) and (2, 3)
+        0 crops   # . . .              # . . .
 
     Planning takes 57 microseconds per example in stage 3. The official code computes a table of all
     sums, which takes 466 (RESULTS.md).
     """
     items = [e for e in items if e.tokens <= tokens and e.crops <= crops]
     n_bins = tokens // bin_size + 1  # sums of 0, 1, 2 .. bins
-    line = -(-n_bins // 8) * 8  # bits of a line, rounded up to whole bytes
-    all_bits = (1 << line * (crops + 1)) - 1
-    line_starts = all_bits // ((1 << line) - 1)  # bit 0 of every line
+    line = math.ceil(n_bins / 8) * 8  # bits of a line, rounded up to whole bytes
+    all_bits = ones(line * (crops + 1))
+    line_starts = all_bits // ones(line)  # an integer with a one at the start of every line
     sums = [1]  # sums[k]: what the first k items reach; at first only the empty sum, bit 0
     for e in items:
-        bins = -(-e.tokens // bin_size)
-        # only sums to which the item can be added: others would be shifted into the next line
-        with_room = line_starts * ((1 << max(n_bins - bins, 0)) - 1)
-        shifted = (sums[-1] & with_room) << (e.crops * line + bins) & all_bits
-        sums.append(sums[-1] | shifted)
+        bins = math.ceil(e.tokens / bin_size)
+        # Only sums to which the item can be added. Others would be shifted into the next line.
+        # The product has the same run of ones in every line.
+        with_room = line_starts * ones(max(n_bins - bins, 0))
+        shifted = (sums[-1] & with_room) << (e.crops * line + bins)
+        sums.append(sums[-1] | (shifted & all_bits))
 
     # for each number of crops only the highest sum of tokens can be the best one
     best, bit = -1.0, 0
@@ -189,8 +191,13 @@ def best_subset(items, tokens, crops, bin_size, per_token, per_crop):
             rest.append(items[k])
         else:
             chosen.append(items[k])
-            bit -= items[k].crops * line + -(-items[k].tokens // bin_size)
+            bit -= items[k].crops * line + math.ceil(items[k].tokens / bin_size)
     return fill_gaps(chosen, rest, tokens, crops, per_token, per_crop)
+
+
+def ones(n):
+    """-> an integer whose lowest n bits are ones."""
+    return (1 << n) - 1
 
 
 def fill_gaps(chosen, rest, tokens, crops, per_token, per_crop):
@@ -199,18 +206,18 @@ def fill_gaps(chosen, rest, tokens, crops, per_token, per_crop):
     def worth(e):
         return e.tokens * per_token + e.crops * per_crop
 
-    tokens -= sum(e.tokens for e in chosen)
-    crops -= sum(e.crops for e in chosen)
+    free_tokens = tokens - sum(e.tokens for e in chosen)
+    free_crops = crops - sum(e.crops for e in chosen)
     for e in sorted(rest, key=worth, reverse=True):
-        if e.tokens <= tokens and e.crops <= crops:
+        if e.tokens <= free_tokens and e.crops <= free_crops:
             chosen = [*chosen, e]
-            rest.remove(e)
-            tokens -= e.tokens
-            crops -= e.crops
+            rest.remove(e)  # from the list, not from the sorted copy
+            free_tokens -= e.tokens
+            free_crops -= e.crops
     best_gain, swap = 1e-12, None  # a gain below this is rounding
     for a in chosen:
         for b in rest:
-            fits = b.tokens - a.tokens <= tokens and b.crops - a.crops <= crops
+            fits = b.tokens - a.tokens <= free_tokens and b.crops - a.crops <= free_crops
             if fits and worth(b) - worth(a) > best_gain:
                 best_gain, swap = worth(b) - worth(a), (a, b)
     if swap is None:
@@ -270,9 +277,9 @@ def collate(rows, max_tokens, vision_config, crop_bucket=1, share_images=False):
     """
     B, T = len(rows), max_tokens
     n_examples = sum(map(len, rows))
-    kinds = {"tokens": np.int64, "targets": np.int64, "weights": np.float32, "pos": np.int64,
-             "annotation": np.int32}
-    fields = {name: np.zeros((B, T), kind) for name, kind in kinds.items()}
+    dtypes = {"tokens": np.int64, "targets": np.int64, "weights": np.float32, "pos": np.int64,
+              "annotation": np.int32}
+    fields = {name: np.zeros((B, T), dtype) for name, dtype in dtypes.items()}
     # Padding is visible until the row ends, so padding attends to padding. The softmax
     # of a query without any key would be NaN.
     until = np.full((B, T), T, np.int32)
@@ -338,7 +345,8 @@ class Crops:
         n = sum(map(len, self.images))  # with a CropShard, these are the crops of one rank
         # At least one crop, so that the ViT runs on every rank: FSDP gathers its weights from all.
         # Two if crops are padded anyway, because torch.compile makes a size of 1 a constant.
-        padded = max(-(-n // bucket) * bucket, min(bucket, 2))
+        least = 1 if bucket == 1 else 2
+        padded = max(math.ceil(n / bucket) * bucket, least)
         blank = np.zeros((padded - n, self.n_patch, n_pixel), np.uint8)
         source, target = self.pool_src, self.pool_dst
         if not any(map(len, source)):  # no visual token: one empty window, for the same reason

@@ -32,25 +32,36 @@ model, `attend` and `route`. Losses are sums over tokens, so each rank adds its 
 
 import dataclasses
 import math
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 
 from model import Block
 
 
+@dataclass(frozen=True)
+class Mesh:
+    """Groups of ranks, each as a DeviceMesh of one dimension."""
+    dp: DeviceMesh                   # ranks with different rows
+    gather: DeviceMesh               # ranks that gather keys and values
+    heads: DeviceMesh                # ranks that exchange heads
+    cp: DeviceMesh                   # ranks that share their rows: gather and heads together
+    world: DeviceMesh                # all ranks
+
+
 def make_mesh(cp, device="cpu", cp_heads=0):
-    """All ranks as a grid (dp, gather, heads). Rank r and r + 1 differ in `heads`, since neighbours
-    are usually in one node, where the all-to-all is fast. cp_heads: how many exchange heads; 0: all
-    cp. mesh.cp is the dimension of (gather, heads) together, the ranks that share a row."""
+    """All ranks as a grid (dp, gather, heads) -> Mesh. Rank r and r + 1 differ in `heads`, since
+    neighbours are usually in one node, where the all-to-all is fast. cp_heads: how many exchange
+    heads; 0: all cp."""
     cp_heads = cp_heads or cp
     shape = (dist.get_world_size() // cp, cp // cp_heads, cp_heads)
-    mesh = init_device_mesh(device, shape, mesh_dim_names=("dp", "gather", "heads"))
-    mesh.cp = mesh["gather", "heads"]._flatten("cp")  # mesh["cp"] would give a warning
-    return mesh
+    grid = init_device_mesh(device, shape, mesh_dim_names=("dp", "gather", "heads"))
+    return Mesh(grid["dp"], grid["gather"], grid["heads"], grid["gather", "heads"]._flatten("cp"),
+                grid._flatten("world"))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -141,7 +152,7 @@ def distribute(T, n):
 
 def gathered(attend, group):
     """attend for whole rows -> the same for the queries (B,T/n,H,D) that `distribute` gives a rank,
-    with all keys and values. mask: the lines of these queries only."""
+    with all keys and values. mask: its lines (first dimension after B) are these queries only."""
     n = dist.get_world_size(group)
 
     def exchanged(q, k, v, mask):
@@ -162,7 +173,7 @@ def gathered(attend, group):
 # With 8 ranks the ViT would then do 8 times the work.
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class CropShard:
     """Assigns each image or frame of an example to one of the `cp_size` ranks that share its row:
     the rank whose slice of the row's crops contains its midpoint. Frames are assigned one by one,
@@ -170,7 +181,7 @@ class CropShard:
     is decoded as a whole."""
     cp_rank: int
     cp_size: int
-    before: int                      # crops in the row before this example
+    before: int                      # crops in the row before this example (training/loader.py)
     total: int                       # crops in the row
 
     def ranks(self, n_crops):
@@ -183,7 +194,8 @@ class CropShard:
 
 
 def select_crops(example, shard):
-    """An Example with all of its crops -> the same with the crops of one rank."""
+    """An Example with all of its crops -> the same with the crops of one rank. It is for examples
+    that data.encode has not made, such as placeholders; encode decodes the rank's crops only."""
     if shard is None or example.image_id is None:
         return example
     # of_crop: for each crop the index of its image
@@ -194,16 +206,16 @@ def select_crops(example, shard):
 
 
 class Dispatch(torch.autograd.Function):
-    """Sends lines of x (M',C), sorted by destination, to their ranks. Gradients are sent back.
+    """Sends visual tokens (M',C), sorted by destination, to their ranks. Gradients are sent back.
 
-    sent[r] lines go to rank r of the group, received[r] lines come from it.
+    sent[r] tokens go to rank r of the group, received[r] tokens come from it.
     """
 
     @staticmethod
-    def forward(ctx, rows, sent, received, group):
+    def forward(ctx, tokens, sent, received, group):
         ctx.back = received, sent, group  # backward receives what forward sent
-        out = rows.new_empty(sum(received), rows.shape[1])
-        dist.all_to_all_single(out, rows.contiguous(), received, sent, group=group)
+        out = tokens.new_empty(sum(received), tokens.shape[1])
+        dist.all_to_all_single(out, tokens.contiguous(), received, sent, group=group)
         return out
 
     @staticmethod
@@ -232,47 +244,56 @@ def cut_for_rank(batch, rank, cp, cp_heads=0):
         return batch
     T = batch.tokens.shape[1]
     assert T % cp == 0, f"{T} tokens cannot be divided evenly among {cp} ranks"
-    t, P = T // cp, batch.images.shape[1]
     cp_heads = cp_heads or cp
     of_groups = distribute(T, cp // cp_heads)
-    positions = of_groups.view(cp, t)  # of each rank; neighbours divide the tokens of a group
-    # the inverse: token -> rank * t + its index on this rank
-    position_of = positions.flatten().argsort().numpy()
-    rank_of_crop = np.append(batch.cp_rank.numpy(), -1)  # index -1, of empty windows, gives -1
-    source = batch.pool_src.numpy()
-    empty = (source < 0).all(1)
-    # For each visual token: the rank that has its crop, and the rank that has its position. If its
-    # patches lie in two crops of an image, both are on the same rank, and any patch will do.
-    pooled_by = rank_of_crop[np.where(empty, -1, source.max(1) // P)]
-    row, position = np.divmod(batch.pool_dst.numpy(), T)
-    position = position_of[position]
-    needed_by = np.where(empty, -1, position // t)
-    tokens_of = [[np.flatnonzero((pooled_by == a) & (needed_by == b)) for b in range(cp)]
-                 for a in range(cp)]  # [from][to]
+    positions = of_groups.view(cp, -1)  # of each rank; neighbours divide the tokens of a group
+    sends, destination = route_visual_tokens(batch, positions)
     # Both ranks of an exchange compute the same lists, so no message has to say which visual token
     # it contains. This rank sends in the order of destinations, and receives in order of senders.
-    own = np.concatenate(tokens_of[rank])
-    arriving = np.concatenate([tokens_of[a][rank] for a in range(cp)])
-    dispatch = ([len(tokens_of[rank][b]) for b in range(cp)],
-                [len(tokens_of[a][rank]) for a in range(cp)])
-
-    crops = np.flatnonzero(rank_of_crop == rank)
-    # number of a crop in the whole batch -> its number on this rank
-    number = np.full(len(rank_of_crop), -1)
-    number[crops] = np.arange(len(crops))
-    source = source[own]
-    # a patch id is crop * P + patch; only the crop gets another number
-    source = np.where(source >= 0, number[source // P] * P + source % P, -1)
-    if not len(own):
+    sent = sends[rank]
+    received = [of_sender[rank] for of_sender in sends]
+    crops = np.flatnonzero(batch.cp_rank.numpy() == rank)
+    source = batch.pool_src.numpy()[np.concatenate(sent)]
+    source = renumber_crops(source, crops, batch.images.shape[1])
+    if not len(source):
         source = np.full((1, source.shape[1]), -1)
     # `labelled` is not listed: `replace` below calls __post_init__, which finds it from weights
     fields = {name: getattr(batch, name)[:, positions[rank]]
               for name in ("tokens", "targets", "weights", "pos", "example", "annotation")}
-    # `position` is rank * t + index on the rank; pool_dst is a flat index into (B,t)
     return dataclasses.replace(
-        batch, **fields, pool_src=torch.from_numpy(source), dispatch=dispatch,
-        pool_dst=torch.from_numpy(row[arriving] * t + position[arriving] - rank * t),
+        batch, **fields, pool_src=torch.from_numpy(source),
+        pool_dst=torch.from_numpy(destination[np.concatenate(received)]),
+        dispatch=([len(tokens) for tokens in sent], [len(tokens) for tokens in received]),
         queries=of_groups[rank // cp_heads] if cp > cp_heads else None)
+
+
+def route_visual_tokens(batch, positions):
+    """The Batch of whole rows, and the positions (cp,t) whose tokens each rank has -> sends,
+    destination.
+
+    sends[a][b]: indices of the visual tokens that rank a pools and rank b needs. destination: (M,)
+    flat index of each visual token in the (B,t) tokens of the rank that needs it.
+    """
+    cp, t = positions.shape
+    # The crop of each visual token. If its patches lie in two crops of an image, both crops are on
+    # one rank, and any patch will do. An empty window has crop -1, whose rank is the added -1.
+    crop = batch.pool_src.numpy().max(1) // batch.images.shape[1]
+    pooled_by = np.append(batch.cp_rank.numpy(), -1)[crop]
+    row, position = np.divmod(batch.pool_dst.numpy(), cp * t)
+    # the inverse of `positions`: position in the row -> rank * t + index on this rank
+    order = positions.flatten().argsort().numpy()
+    needed_by, index = np.divmod(order[position], t)
+    sends = [[np.flatnonzero((pooled_by == a) & (needed_by == b)) for b in range(cp)]
+             for a in range(cp)]
+    return sends, row * t + index
+
+
+def renumber_crops(source, crops, n_patch):
+    """Lines of pool_src, and the increasing numbers of the crops whose patches they pool -> the
+    same lines for a batch that has these crops only."""
+    # an entry is crop * n_patch + patch; only the crop gets another number
+    number = np.searchsorted(crops, source // n_patch)
+    return np.where(source >= 0, number * n_patch + source % n_patch, -1)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -289,10 +310,10 @@ def parallelize(model, mesh, shard=0, dtype=torch.float32):
     """
     if mesh.cp.size() > 1:
         share_rows(model, mesh)
-    world = mesh.size()
-    over = mesh._flatten("dp_cp")
+    over = mesh.world
+    world = over.size()
     if shard not in (0, world):
-        over = init_device_mesh(mesh.device_type, (world // shard, shard),
+        over = init_device_mesh(over.device_type, (world // shard, shard),
                                 mesh_dim_names=("replicate", "shard"))
     vit_blocks = model.vision.vit.blocks
     # An untied embedding is needed at the start only, so as a unit of its own it is freed after
@@ -300,10 +321,10 @@ def parallelize(model, mesh, shard=0, dtype=torch.float32):
     embedding = () if model.head is None else (model.embedding,)
     # inner modules first: each unit is gathered before it runs and freed after it
     for module in (*embedding, *vit_blocks, model.vision, *model.blocks, model):
-        # the dtype in which weights are gathered (not the function above); None: as stored
-        gathered = dtype if isinstance(module, Block) and dtype != torch.float32 else None
+        # the dtype in which weights are gathered; None: as stored
+        gather_dtype = dtype if isinstance(module, Block) and dtype != torch.float32 else None
         fully_shard(module, mesh=over, mp_policy=MixedPrecisionPolicy(
-            param_dtype=gathered, reduce_dtype=torch.float32, cast_forward_inputs=False))
+            param_dtype=gather_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False))
         # FSDP would divide by the number of ranks, but train.py divides by the weight of the step
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)  # gloo has no reduction that also scales
@@ -318,12 +339,15 @@ def share_rows(model, mesh):
     """Replaces `attend` and `route` of a model whose ranks share rows."""
     group = own_group(mesh.cp)
     model.route = dispatch_route(group)
-    exchanges = [name for name in ("gather", "heads") if mesh[name].size() > 1]
-    # heads wraps gather: with both, a rank first gets some heads of its group's tokens,
-    # then the keys and values of these heads from the other groups
-    for name in exchanges:
-        wrap = {"gather": gathered, "heads": ulysses}[name]
-        model.attend = wrap(model.attend, group if len(exchanges) == 1 else own_group(mesh[name]))
+    if mesh.gather.size() == 1:
+        model.attend = ulysses(model.attend, group)
+    elif mesh.heads.size() == 1:
+        model.attend = gathered(model.attend, group)
+    else:
+        # heads wraps gather: a rank first gets some heads of its group's tokens, then the keys
+        # and values of these heads from the other groups
+        model.attend = gathered(model.attend, own_group(mesh.gather))
+        model.attend = ulysses(model.attend, own_group(mesh.heads))
 
 
 def own_group(mesh):

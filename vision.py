@@ -9,18 +9,20 @@ the ViT, M visual tokens, K patches that one visual token pools, C width of the 
 
 An image becomes one low-resolution crop of the whole image and a mosaic of overlapping
 high-resolution crops. Without overlap, patches at the edge of a crop would have no context on one
-side. Of the patches in an overlap, each is then used from one crop only. Below, the first two lines
-are the crops, and the letter of a patch names the crop from which it is used:
+side. Of the patches in an overlap, each is then used from one crop only. Two crops of 27 patches,
+19 patches apart, in one line of the mosaic:
 
-    two 27-patch crops,    |aaaaaaaaaaaaaaaaaaa aaaa|bbbb
-    19 patches apart                           aaaa|bbbb bbbbbbbbbbbbbbbbbbb|      4 + 4 shared
-    grid of used patches   |aaaaaaaaaaaaaaaaaaaaaaa|bbbbbbbbbbbbbbbbbbbbbbb|   19*2 + 8 = 46 wide
+    column of the mosaic   0                  19      27                  46
+    crop a has             aaaaaaaaaaaaaaaaaaaaaaaaaaa
+    crop b has                                bbbbbbbbbbbbbbbbbbbbbbbbbbb
+    used of the overlap    aaaaaaaaaaaaaaaaaaaaaaabbbbbbbbbbbbbbbbbbbbbbb    19 * 2 + 8 = 46 columns
 
 Windows of 2x2 used patches become one visual token each (3x3 in videos): the low-resolution crop
 gives 14 x 14 = 196 tokens, a mosaic of two crops 14 x 23. Molmo2 uses no class token, no final norm
 of the ViT and no other kind of pooling or projector, so this file has none.
 """
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -81,7 +83,7 @@ def tiling(h, w, max_crops, config=RELEASED):
     candidates = [(rows, n // rows) for n in range(1, max_crops + 1)
                   for rows in range(1, n + 1) if n % rows == 0]
     overlap = config.crop - config.stride
-    # n crops cover n strides and one overlap, so the strides cover the rest of the image
+    # n crops cover n * stride + overlap pixels: the strides cover an image without the overlap
     size = np.array([max(h - overlap, 1), max(w - overlap, 1)], dtype=np.float32)
     scale = (np.array(candidates, dtype=np.float32) * config.stride / size).min(axis=1)
     if (scale < 1).all():
@@ -90,12 +92,13 @@ def tiling(h, w, max_crops, config=RELEASED):
 
 
 def pooled_grids(h, w, max_crops, config=RELEASED):
-    """(rows, cols) of the tokens of the low-resolution crop, the same of the mosaic, and the number
-    of crops. The planner needs these numbers before any image is decoded."""
+    """-> (rows, cols) of the tokens of the low-resolution crop, (rows, cols) of the tokens of the
+    mosaic, number of crops. The planner needs these numbers before any image is decoded."""
     rows, cols = tiling(h, w, max_crops, config)
     inner = config.grid - 2 * config.overlap_margin
-    low = -(-config.grid // 2)  # rounded up: 27 patches make 14 windows
-    high_rows, high_cols = (-(-(n * inner + 2 * config.overlap_margin) // 2) for n in (rows, cols))
+    low = math.ceil(config.grid / 2)  # 27 patches make 14 windows
+    high_rows, high_cols = (math.ceil((n * inner + 2 * config.overlap_margin) / 2)
+                            for n in (rows, cols))
     return (low, low), (high_rows, high_cols), 1 + rows * cols
 
 
@@ -206,16 +209,13 @@ def frame_windows(config=RELEASED):
     return windows(np.arange(config.n_patch).reshape(config.grid, config.grid), 3)
 
 
-def frame_times(duration, max_frames, fps=2, last=True):
+def frame_times(duration, max_frames, fps=2):
     """Times of the frames of a video in seconds: every 1/fps, and the last instant. If these are
-    more than max_frames, the frames are spread evenly (docs/molmo2.md 3.1).
-
-    last=False is the official mode "uniform", without the last instant. Training does not use it.
-    """
+    more than max_frames, the frames are spread evenly (docs/molmo2.md 3.1)."""
     # one frame is for the last instant, so max_frames - 1 are left for the grid of 1/fps
     if (max_frames - 1) / fps < duration:
-        return np.linspace(0, duration, max_frames, endpoint=last).tolist()
-    return np.arange(0, duration, 1 / fps).tolist() + [float(duration)] * last  # * False: []
+        return np.linspace(0, duration, max_frames).tolist()
+    return [*np.arange(0, duration, 1 / fps).tolist(), float(duration)]
 
 
 def track_times(duration, max_frames, rates):
@@ -304,11 +304,13 @@ class Pool(nn.Module):
     def forward(self, features, pool_src):  # (N,P,2E), (M,K) -> (M,E)
         M, K = pool_src.shape
         valid = pool_src >= 0
-        # An index must not be -1, so another patch of the same window stands for it,
-        # and the next line sets its value to 0. If patch 0 stood for all, a GPU would
-        # add thousands of gradients of patch 0 one after the other.
-        source = pool_src.where(valid, pool_src.amax(1, keepdim=True)).clamp(min=0)
-        window = features.flatten(0, 1)[source] * valid[..., None]  # (M,K,2E)
+        # An index must not be -1, so another patch of the same window stands for a missing one.
+        # If patch 0 stood for all, a GPU would add thousands of its gradients one after the other.
+        # A batch without images has one window without any patch (packing.Crops.arrays): index 0.
+        stand_in = pool_src.amax(1, keepdim=True).clamp(min=0)
+        source = pool_src.where(valid, stand_in)
+        window = features.flatten(0, 1)[source]  # (M,K,2E)
+        window = window * valid[..., None]  # 0 for missing patches
         # window.mean(1) would count missing patches as zeros
         mean = window.sum(1) / valid.sum(1, keepdim=True).clamp(min=1)  # (M,2E)
         q = self.q(mean).view(M, 1, self.n_head, -1)

@@ -29,10 +29,10 @@ PACKS = 50
 
 
 def random_tree(rng, n):
-    """The branch number of each of n tokens of an example: 0 in the trunk, then 1, 2, .."""
-    trunk = rng.randint(1, n)
+    """The branch number of each of n tokens of an example: 0 in the prefix, then 1, 2, .."""
+    prefix = rng.randint(1, n)
     branches = rng.randint(1, 4)
-    return [0] * trunk + [1 + i * branches // max(n - trunk, 1) for i in range(n - trunk)]
+    return [0] * prefix + [1 + i * branches // max(n - prefix, 1) for i in range(n - prefix)]
 
 
 def random_row(rng, T):
@@ -45,16 +45,16 @@ def random_row(rng, T):
         first = max(bidir, default=0) + 1
         doc += [max(doc, default=-1) + 1] * n
         branch += tree
-        trunk = tree.count(0)
-        in_image = [images > 0 and i % 5 > 0 for i in range(trunk)]
-        bidir += [first + i * images // trunk if seen else 0 for i, seen in enumerate(in_image)]
-        bidir += [0] * (n - trunk)
+        prefix = tree.count(0)
+        in_image = [images > 0 and i % 5 > 0 for i in range(prefix)]
+        bidir += [first + i * images // prefix if seen else 0 for i, seen in enumerate(in_image)]
+        bidir += [0] * (n - prefix)
     padding = T - len(doc)
     return doc + [-1] * padding, branch + [0] * padding, bidir + [0] * padding
 
 
 def until_of(doc, branch):
-    """The position where each token's example (in the trunk) or branch ends; T for padding."""
+    """The position where each token's example (in the prefix) or branch ends; T for padding."""
     ends = {}
     for place, key in enumerate(zip(doc, branch, strict=True), 1):
         ends |= {key[0]: place, key: place}
@@ -116,7 +116,7 @@ class Allocated(TorchDispatchMode):
 def official_fields(tokens, sub, both_ways):
     """The official ids of the tokens -> visible_until, bidir (1,T).
 
-    sub: 100000 * example + 10000 in a trunk, or + the branch, from 0; -1 is padding. both_ways:
+    sub: 100000 * example + 10000 in a prefix, or + the branch, from 0; -1 is padding. both_ways:
     the tokens that attend to each other in both directions. None: no tokens. "image_tokens", as
     released: all visual tokens of an example. "within_image": the tokens of one image or frame.
     """

@@ -38,7 +38,7 @@ def worker(rank, folder):
 
     for name in COLLECTIVES:
         setattr(dist, name, counted(name, getattr(dist, name)))
-    rows = packs_of("mixed")[mesh["dp"].get_local_rank()::2]
+    rows = packs_of("mixed")[mesh.dp.get_local_rank()::2]
     batches = {n: [shard_of_rank(rows[k :: n], mesh.cp.get_local_rank(), 2) for k in range(n)]
                for n in (1, 2, 4)}
     found = {}

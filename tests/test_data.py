@@ -21,7 +21,7 @@ CASES = json.loads((TESTS / "conformance/message_tree.json").read_text())["cases
 CASES = [case for case in CASES if case["input"]["name"] != "explicit image placeholder tree"]
 BOS = EOS = 151645
 CHAT = {"<|im_start|>": [151644], "<|im_end|>": [151645]}
-TRUNK = 10000                        # the official id of tokens in a trunk
+PREFIX = 10000                        # the official id of tokens in a prefix
 FLAT = replace(CONFIG, sqrt_length=True, sqrt_branches=True, point_weight=0.2,
                video_caption_weight=0.1)
 
@@ -77,7 +77,7 @@ def branch_of(messages, weight, case):
 
 
 def layout_of(case):
-    """The input of a case -> Example, and a bool per token of its trunk: is it visual?"""
+    """The input of a case -> Example, and a bool per token of its prefix: is it visual?"""
     messages = case["messages"]
     if not isinstance(messages[0], list):
         messages = [messages]
@@ -86,14 +86,14 @@ def layout_of(case):
         text, _, rest = messages[0][0].partition("<|image|>")
         messages = [[rest, *messages[0][1:]]]
     visual = list(chain.from_iterable(case["vision_tokens"]))
-    trunk = [BOS, *encode_characters(text), *visual]
+    prefix = [BOS, *encode_characters(text), *visual]
     is_visual = [False] * (1 + len(text)) + [True] * len(visual)
     weights = case["message_weight"]
     if not isinstance(weights, list):
         weights = [weights] * len(messages)
     branches = [branch_of(m, w, case) for m, w in zip(messages, weights, strict=True)]
     max_tokens = case["max_seq_len"] or math.inf
-    return data.layout(trunk, is_visual, branches, config_of(case), max_tokens), is_visual
+    return data.layout(prefix, is_visual, branches, config_of(case), max_tokens), is_visual
 
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["input"]["name"])
@@ -105,9 +105,9 @@ def test_tree_equals_the_official_code(case):
     assert ours.targets.tolist() == expected["target_tokens"]
     assert ours.weights.tolist() == pytest.approx(expected["loss_masks"], abs=1e-6)
     n = len(ours.tokens)
-    branch = np.array(expected.get("subsegment_ids", [TRUNK] * n))       # no tree: only a trunk
+    branch = np.array(expected.get("subsegment_ids", [PREFIX] * n))       # no tree: only a prefix
     last = {b: np.flatnonzero(branch == b)[-1] for b in set(branch.tolist())}
-    ends = [n if b == TRUNK else last[b] + 1 for b in branch.tolist()]
+    ends = [n if b == PREFIX else last[b] + 1 for b in branch.tolist()]
     assert ours.visible_until.tolist() == ends
     assert ours.bidir.tolist() == [int(v) for v in is_visual] + [0] * (n - len(is_visual))
     n_branches = len(given["messages"]) if isinstance(given["messages"][0], list) else 1
@@ -133,7 +133,7 @@ def branch(first, n):
 @pytest.mark.parametrize(("max_tokens", "kept"), [
     (6, 0), (8, 1), (11, 1), (12, 2), (21, 2), (22, 3), (math.inf, 3)])
 def test_branches_past_max_tokens_are_dropped_and_counted_never_cut(max_tokens, kept):
-    # a trunk of 3 and branches of 5, 4 and 10 tokens; the sums are 8, 12, 22
+    # a prefix of 3 and branches of 5, 4 and 10 tokens; the sums are 8, 12, 22
     branches = [branch(100, 5), branch(200, 4), branch(300, 10)]
     ours = data.layout([BOS, 7, 7], [False, True, True], branches, CONFIG, max_tokens)
     whole = [[100, 101, 102, 103, 104], [200, 201, 202, 203], list(range(300, 310))]

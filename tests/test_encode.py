@@ -65,15 +65,15 @@ def branches_of(example):
 
 
 def check_tree(example, whole):
-    """The trunk and the remaining branches are complete. No token attends to another branch."""
+    """The prefix and the remaining branches are complete. No token attends to another branch."""
     branches = branches_of(example)
     if not branches:
         return
     assert len(branches) == example.n_branches
-    trunk = branches[0].start
-    assert branches_of(whole)[0].start == trunk
-    assert np.array_equal(example.tokens[:trunk], whole.tokens[:trunk])
-    assert (example.visible_until[:trunk] == len(example.tokens)).all()
+    prefix = branches[0].start
+    assert branches_of(whole)[0].start == prefix
+    assert np.array_equal(example.tokens[:prefix], whole.tokens[:prefix])
+    assert (example.visible_until[:prefix] == len(example.tokens)).all()
     of_whole = [whole.tokens[part].tolist() for part in branches_of(whole)]
     for part in branches:
         assert example.tokens[part].tolist() in of_whole

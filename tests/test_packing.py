@@ -63,17 +63,17 @@ def branches_of(example):
     if example.n_branches == 1:
         return [np.zeros(len(place), bool)]
     restarts = np.flatnonzero(np.diff(example.pos) <= 0) + 1
-    first = int(example.pos[restarts[0]])                # the trunk's length
+    first = int(example.pos[restarts[0]])                # the prefix's length
     starts = [first, *restarts[restarts > first].tolist()]
     return [(place >= start) & (place < until[start]) for start in starts]
 
 
 def alone(example):
-    """Yields each conversation of a tree as a plain sequence: the trunk and one branch."""
+    """Yields each conversation of a tree as a plain sequence: the prefix and one branch."""
     branches = branches_of(example)
-    trunk = ~np.any(branches, axis=0)
+    prefix = ~np.any(branches, axis=0)
     for branch in branches:
-        keep = trunk | branch
+        keep = prefix | branch
         names = ("tokens", "targets", "weights", "pos", "visible_until", "bidir",
                  "annotation")
         cut = {name: getattr(example, name)[keep].copy() for name in names}

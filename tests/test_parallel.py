@@ -167,7 +167,7 @@ def worker(rank, world, cp, accumulation, kinds, folder, shard, dtype, compiled,
                 model.activation_checkpointing = True
                 model.compile_blocks()
         model.zero_grad()
-        rows = packs_of(kind)[mesh["dp"].get_local_rank()::dp]
+        rows = packs_of(kind)[mesh.dp.get_local_rank()::dp]
         weight = all_reduce_sums({"weight": weight_of(rows)})["weight"] / cp
         loss = 0.0
         for start in range(0, len(rows), size):

@@ -168,9 +168,9 @@ def load_tokenizer(folder, n_vocab):
 
 
 class Segment(NamedTuple):
-    """Consecutive tokens of a chat, all with loss or all without."""
+    """Consecutive tokens of a chat with the same loss weight."""
     ids: list
-    learn: bool  # do the tokens have loss? data.py turns this into a weight
+    factor: float  # of the loss weight (data.token_weight); 0: no loss, such as a question
 
 
 def chat(turns, tokenizer):
@@ -187,7 +187,7 @@ def chat(turns, tokenizer):
         prompt = [tokenizer.chat_end, *newline] if i else []
         prompt += [tokenizer.chat_start, *encode("user\n" + question), tokenizer.chat_end, *newline]
         prompt += [tokenizer.chat_start, *encode("assistant\n")]
-        segments.append(Segment(prompt, False))
+        segments.append(Segment(prompt, 0))
         if answer is not None:
-            segments.append(Segment(encode(answer) + [tokenizer.eos], True))
+            segments.append(Segment(encode(answer) + [tokenizer.eos], 1))
     return segments

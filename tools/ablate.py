@@ -54,8 +54,8 @@ def remove_trees():
 def remove_bidirectional():
     layout = data.layout
 
-    def causal_layout(trunk, is_visual, *rest):
-        return layout(trunk, [False] * len(is_visual), *rest)
+    def causal_layout(prefix, is_visual, *rest):
+        return layout(prefix, [False] * len(is_visual), *rest)
 
     data.layout = causal_layout
 

@@ -100,7 +100,7 @@ def draw_mask(row):
     counts = []
     for start in range(0, T, size):
         queries = slice(start, start + size)
-        allowed = attention.allow(batch.visible_until, batch.bidir, rows=queries)[0]
+        allowed = attention.allow(batch.visible_until, batch.bidir, queries=queries)[0]
         counts.append(np.add.reduceat(allowed.sum(0).numpy(), np.arange(0, T, size)))
     counts = np.array(counts)
     kinds = 1 + (batch.bidir[0] > 0)
@@ -112,7 +112,7 @@ def draw_mask(row):
 
 def find_visible(batch, places):
     """Positions in the row -> for each one, the tokens to which it may attend, as "0-15 42-51"."""
-    allowed = attention.allow(batch.visible_until, batch.bidir, rows=torch.tensor(places))[0]
+    allowed = attention.allow(batch.visible_until, batch.bidir, queries=torch.tensor(places))[0]
     texts = []
     for line in allowed.numpy().astype(np.int8):
         edges = np.diff(line, prepend=0, append=0).nonzero()[0].reshape(-1, 2)
@@ -181,8 +181,8 @@ def write_run(tokenizer, start, run, sees):
 
 
 def find_parts(example):
-    """-> [(start, stop), ..] of the trunk and of each branch. If the example has only one branch,
-    this branch is part of the trunk."""
+    """-> [(start, stop), ..] of the prefix and of each branch. If the example has only one branch,
+    this branch is part of the prefix."""
     n = len(example.tokens)
     starts = [0, int((example.visible_until < n).argmax()) or n]
     while starts[-1] < n:
@@ -191,7 +191,7 @@ def find_parts(example):
 
 
 def write_tree(row, number, start):
-    """-> HTML with the message tree of an example: the trunk, and below it the branches."""
+    """-> HTML with the message tree of an example: the prefix, and below it the branches."""
     example = row.examples[number]
     nodes = []
     for k, (a, b) in enumerate(find_parts(example)):
@@ -199,7 +199,7 @@ def write_tree(row, number, start):
         visible = find_visible(row.batch, [start + run.last for run in runs])
         text = "".join(write_run(row.tokenizer, start, run, sees)
                        for run, sees in zip(runs, visible, strict=True))
-        kind = "branch" if k else "trunk"
+        kind = "branch" if k else "prefix"
         name = f"branch {k}" if k else "prefix"
         about = f"tokens {start + a} to {start + b - 1}, positions from {example.pos[a]}"
         nodes.append(f'<div class="{kind}"><b>{name}: {about}</b><p>{text}</p></div>')

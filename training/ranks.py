@@ -90,7 +90,7 @@ def join_ranks(cp, device, cp_heads=0):
     a_day = {"backend": "gloo", "timeout": timedelta(days=1)}
     of_all = dist.new_group(**a_day)
     of_row = dist.new_subgroups(cp, **a_day)[0] if cp > 1 else None  # neighbours, as in the mesh
-    return Ranks(dist.get_rank(), world, mesh, world // cp, mesh["dp"].get_local_rank(),
+    return Ranks(dist.get_rank(), world, mesh, world // cp, mesh.dp.get_local_rank(),
                  cp, mesh.cp.get_local_rank(), of_all, of_row)
 
 

@@ -206,7 +206,7 @@ def test_a_step_without_a_run_is_refused(tmp_path, capsys):
 @pytest.mark.parametrize(("lengths", "parts"), [
     ([], [(0, 4)]), ([3], [(0, 7)]), ([2, 3, 1], [(0, 4), (4, 6), (6, 9), (9, 10)]),
 ])
-def test_the_parts_of_an_example_are_its_trunk_and_its_branches(lengths, parts):
+def test_the_parts_of_an_example_are_its_prefix_and_its_branches(lengths, parts):
     branches = [data.Branch([([5] * n, False), ([0], False)]) for n in lengths]
     example = data.layout([1] * 4, [False] * 4, branches, data.DataConfig())
     assert view.find_parts(example) == parts

@@ -160,7 +160,7 @@ def measure(packer, sizes, bound, limits):
 def count_rows(examples, limits):
     """[ExampleSize, ..] -> {name: number of rows}, with and without message trees and packing."""
     trees = [(e.tokens, e.crops) for e in examples]
-    single = [(e.trunk + text, e.crops) for e in examples for text in e.branches]
+    single = [(e.prefix + text, e.crops) for e in examples for text in e.branches]
     # in random order, as in training, so that the annotations of a video are in different rows
     order = np.random.default_rng(0).permutation(len(single))
     single = [single[i] for i in order]

@@ -82,7 +82,7 @@ def random_tree(config, rng, image_sizes, n_frames, texts, n_subtitles=0):
         ids, is_visual = video_tokens(times, None, tokenizer, settings)
     else:
         ids, is_visual = images_tokens(image_sizes, tokenizer, settings)
-    trunk = [tokenizer.bos, *ids, *random_ids(n_subtitles)]
+    prefix = [tokenizer.bos, *ids, *random_ids(n_subtitles)]
     is_visual = [False, *is_visual, *[False] * n_subtitles]
     # The last id is only a target. It has no loss here, so that both implementations have the same
     # input tokens.
@@ -90,7 +90,7 @@ def random_tree(config, rng, image_sizes, n_frames, texts, n_subtitles=0):
                              ([0], False)]) for n_read, n_learned in texts]
     examples = []
     for kept in (branches, *([branch] for branch in branches)):
-        example = data.layout(trunk, is_visual, kept, settings)
+        example = data.layout(prefix, is_visual, kept, settings)
         if ids:
             data.place_visual_tokens(example, MediaInfo(image_sizes, times), tokenizer, settings)
         examples.append(example)

@@ -118,9 +118,9 @@ class Draft(NamedTuple):
 
 
 class ExampleSize(NamedTuple):
-    tokens: int  # tokens of the trunk and all branches
+    tokens: int  # tokens of the prefix and all branches
     crops: int
-    trunk: int  # tokens that all annotations share: BOS, visual tokens, subtitles
+    prefix: int  # tokens that all annotations share: BOS, visual tokens, subtitles
     branches: list  # tokens of each annotation
 
 
@@ -184,9 +184,9 @@ def size_of(draft, max_tokens, max_frames):
         sizes = [video_size(draft.seconds, max_frames)]
     numbers = 3 * len(sizes) * (len(draft.images) > 1)  # tokens of the texts "Image 1"
     tokens = 1 + sum(n for n, _ in sizes) + numbers + draft.subtitles  # 1: BOS
-    trunk = min(tokens, max_tokens - 1)
-    ends = np.minimum(np.cumsum([trunk, *draft.texts]), max_tokens).tolist()
-    return ExampleSize(ends[-1], sum(n for _, n in sizes), trunk, np.diff(ends).tolist())
+    prefix = min(tokens, max_tokens - 1)
+    ends = np.minimum(np.cumsum([prefix, *draft.texts]), max_tokens).tolist()
+    return ExampleSize(ends[-1], sum(n for _, n in sizes), prefix, np.diff(ends).tolist())
 
 
 def stream(stage, n, seed):

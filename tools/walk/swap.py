@@ -24,8 +24,8 @@ def swap_in():
     name = os.environ["WALK_EXERCISE"]
     mine = runpy.run_path(os.environ["WALK_FILE"])[name]
 
-    def allow(visible_until, bidir, rows=slice(None), keys=slice(None)):
-        return mine(visible_until, bidir)[:, rows][:, :, keys]
+    def allow(visible_until, bidir, queries=slice(None), keys=slice(None)):
+        return mine(visible_until, bidir)[:, queries][:, :, keys]
 
     # the exercise `pool` is the method vision.Pool.forward
     attribute = "forward" if name == "pool" else name

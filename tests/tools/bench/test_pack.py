@@ -109,7 +109,7 @@ def test_the_official_packer_packs_as_many_examples_as_its_authors_report(
 
 
 def test_rows_by_hand():
-    """Two videos have trunks of 80 and 60 tokens, and the first has three annotations of 5. Trees
+    """Two videos have prefixes of 80 and 60 tokens, and the first has three annotations of 5. Trees
     alone or packing alone need two rows instead of four, and both together need one."""
     examples = [ExampleSize(95, 8, 80, [5, 5, 5]), ExampleSize(70, 4, 60, [10])]
     assert packers.count_rows(examples, (200, 20)) == {
