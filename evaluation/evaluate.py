@@ -270,7 +270,7 @@ def losses_of(model, tokenizer, config, records, skipped):
             skipped[record["where"]] = str(e)
             continue
         n = len(np.trim_zeros(example.bidir, "b")) + config.max_tokens  # after the visual tokens
-        names = ("tokens", "targets", "weights", "pos", "visible_until", "bidir")
+        names = ("tokens", "targets", "weights", "pos", "visible_until", "bidir", "annotation")
         example = replace(example, **{name: getattr(example, name)[:n] for name in names})
         example.visible_until = example.visible_until.clip(max=n)
         batch = packing.collate([[example]], len(example.tokens), config.vision)

@@ -46,7 +46,8 @@ def continued(prompt, ids):
     n = len(tokens)
     return dataclasses.replace(
         prompt, tokens=tokens, targets=tokens, weights=np.zeros(n, np.float32), pos=np.arange(n),
-        visible_until=np.full(n, n, np.int32), bidir=np.pad(prompt.bidir, (0, len(ids))))
+        visible_until=np.full(n, n, np.int32), bidir=np.pad(prompt.bidir, (0, len(ids))),
+        annotation=np.pad(prompt.annotation, (0, len(ids))))
 
 
 @pytest.mark.parametrize("family", ["qwen", "olmo"])
