@@ -26,14 +26,25 @@ out   which query may attend to which key, (B,T,T) bool, and attention with this
     .              .  .  .  .  .  .  .  .  .  .  .  .  .  #  .   padding attends to padding
     .              .  .  .  .  .  .  .  .  .  .  .  .  .  #  #
 
-A row is a packed sequence. This one has two examples and padding. A line of the picture is a query,
-a column is a key. The prefix of an example is its visual input, and each annotation is a branch.
-Later tokens may attend to a prefix until its example ends, and to a branch until the branch ends.
-Trees of any depth follow the same rule. "Later" means the position in the row, not the RoPE
-position, because all branches of an example have the same RoPE positions.
+This row has two examples and padding. A line of the picture is a query, a column is a key. Later
+tokens may attend to a prefix until its example ends, and to a branch until the branch ends. Trees
+of any depth follow the same rule. "Later" means the position in the row, not the RoPE position,
+because all branches of an example have the same RoPE positions.
 
 The official code makes a dense float32 mask, 5.4 GB for the 36,864 tokens of stage 3. Here two
 integers per token are enough, and each form of the mask below is made from the rule.
+
+Names that all files use:
+
+    row             a packed sequence; a row of a matrix is called a line
+    pack            the list of the examples in a row
+    example         an encoded record: the prefix, and a branch for each annotation
+    prefix          the visual input of an example, which all of its branches share
+    branch          one annotation as a short chat
+    crop            a square part of an image, or a frame of a video: one input of the ViT
+    patch           a square of 14 x 14 pixels of a crop
+    window          the 2 x 2 patches (3 x 3 in videos) that are pooled into one visual token
+    visual token    one pooled window, and the position of the row where it is added
 """
 
 from dataclasses import dataclass
