@@ -37,13 +37,14 @@ from tqdm import tqdm
 import packing
 import parallel
 from evaluation import report
-from records.errors import DataError, Unreadable
+from records.errors import DataError, Unreadable, warn
 from toy import world
 from training import checkpoint
 from training.config import RunError, Terminated, UserError, parse
 from training.log import (
     RunLog,
     StepStats,
+    describe_unreadable,
     end,
     end_if_explained,
     how_to_go_on,
@@ -150,66 +151,79 @@ def divide_and_clip(run, groups, weight):
 # the loop
 
 
-def train(run, model, groups, optimizer, log, watcher, eval_every=0, objective=None):
-    """Runs the remaining steps. The watcher (evaluation/report.py) may draw a picture after each
-    step, and evaluates the model every eval_every steps."""
+def step_once(run, model, groups, optimizer, objective, step, plan, micro_batches, stop):
+    """One step as the paper describes it -> StepStats of all ranks, {group: gradient norm}.
+
+    micro_batches: of this rank, each a list of rows. stop: a Stop, which the sum over all ranks
+    includes, because all ranks must stop after the same step.
+    """
     config = run.config
-    newest_picture = {}
-    stop_requested = []  # a list, because the handler below can append to it
-
-    def stop_after_this_step(*_):
-        stop_requested.append(True)
-
-    signal.signal(signal.SIGTERM, stop_after_this_step)
-    bar = tqdm(run.loader, total=config.steps, initial=run.resume_from.step, unit="step",
-               mininterval=1, desc=f"stage {config.stage}", disable=not run.ranks.first)
+    # a seed for each step, so that a resumed run needs no saved state of the generator
+    torch.manual_seed(dropout_seed(config.seed, step, run.ranks.rank))
+    set_learning_rates(optimizer, config, step)
+    stats = StepStats(run.loader.sources, config.cp)
     # batch counts the packs of all ranks; dp groups of ranks have different packs
     n_micro_batches = config.batch // run.ranks.dp // config.micro_batch
-    began = time.monotonic()
-    # plan: the packs of all ranks for this step; micro_batches: this rank's, each a list of rows
-    for step, (plan, micro_batches) in enumerate(bar, run.resume_from.step + 1):
-        # a seed for each step, so that a resumed run needs no saved state of the generator
-        torch.manual_seed(dropout_seed(config.seed, step, run.ranks.rank))
-        set_learning_rates(optimizer, config, step)
-        stats = StepStats(run.loader.sources, config.cp)
-        for k, rows in enumerate(micro_batches, 1):
-            parallel.set_last_micro_batch(model, k == n_micro_batches)
-            # stats keeps tensors until the last micro-batch, so the CPU need not wait here
-            stats.add(rows, *(objective or forward_backward)(run, model, rows))
-        stats.all_reduce()
-        norms = divide_and_clip(run, groups, stats.weight)
-        # An update with NaN would ruin every weight. All ranks have the same sums, so all stop.
-        if not all(map(math.isfinite, (stats.loss, *norms.values()))):
-            stop_nonfinite(run, step, plan, stats, norms)
-        optimizer.step()
-        optimizer.zero_grad()  # sets gradients to None, which frees their memory
+    for k, rows in enumerate(micro_batches, 1):
+        parallel.set_last_micro_batch(model, k == n_micro_batches)
+        # stats keeps tensors until the last micro-batch, so the CPU need not wait here
+        stats.add(rows, *objective(run, model, rows))
+    stats.all_reduce(stop.requested)
+    norms = divide_and_clip(run, groups, stats.weight)
+    # An update with NaN would ruin every weight. All ranks have the same sums, so all stop.
+    if not all(map(math.isfinite, (stats.loss, *norms.values()))):
+        stop_nonfinite(run, step, plan, stats, norms)
+    optimizer.step()
+    optimizer.zero_grad()  # sets gradients to None, which frees their memory
+    return stats, norms
 
-        # if one rank must stop, all stop after the same step, or the others would wait for it
-        stop, newly_unreadable, unreadable = run.loader.exchange(bool(stop_requested))
+
+def train(run, model, groups, optimizer, objective, log, report, eval_every=0):
+    """Runs the remaining steps, and between them writes the log and checkpoints. `report`, the
+    module evaluation/report.py, may draw a picture after each step, and evaluates the model every
+    eval_every steps."""
+    config = run.config
+    newest_picture = {}
+    stop = Stop()
+    signal.signal(signal.SIGTERM, stop.request)
+    bar = tqdm(run.loader, total=config.steps, initial=run.resume_from.step, unit="step",
+               mininterval=1, desc=f"stage {config.stage}", disable=not run.ranks.first)
+    began = time.monotonic()
+    # plan: the packs of all ranks for this step; micro_batches: those of this rank, decoded
+    for step, (plan, micro_batches) in enumerate(bar, run.resume_from.step + 1):
+        stats, norms = step_once(run, model, groups, optimizer, objective, step, plan,
+                                 micro_batches, stop)
         learning_rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
-        line = make_line(config, step, plan, stats, norms, learning_rates, unreadable)
-        log.step(line | {"seconds": time.monotonic() - began}, newly_unreadable)
+        line = make_line(config, step, plan, stats, norms, learning_rates)
+        log.write(line | {"seconds": time.monotonic() - began})
         evaluates = is_due(step, eval_every) and step < config.steps
-        if stop or evaluates or is_due(step, config.save_every, config.steps):
-            position = {"plans": plan.state, "unreadable": unreadable}
-            checkpoint.save(run, model, optimizer, step, position)
-        if stop:
+        if stats.stop or evaluates or is_due(step, config.save_every, config.steps):
+            checkpoint.save(run, model, optimizer, step, {"plans": plan.state})
+        if stats.stop:
             raise Terminated(step)
-        newest_picture |= watcher.look(run, model, step)
+        newest_picture |= report.look(run, model, step)
         if evaluates:
             # the checkpoint above is written, so evaluation may be interrupted
             signal.signal(signal.SIGTERM, stop_at_once)
-            if stop_requested:  # SIGTERM came after `exchange`
+            if stop.requested:  # SIGTERM came after the sum over all ranks
                 raise Terminated(step)
-            watcher.evaluate_step(run, model, log, step)
-            signal.signal(signal.SIGTERM, stop_after_this_step)
+            report.evaluate_step(run, model, log, step)
+            signal.signal(signal.SIGTERM, stop.request)
         bar.set_postfix(loss=f"{stats.loss:.3f}", fill=f"{line['fill_tokens']:.0%}",
                         **newest_picture, refresh=False)
         began = time.monotonic()  # "seconds" excludes checkpoint, picture and evaluation
     signal.signal(signal.SIGTERM, stop_at_once)
-    # without checkpoints, ending here would lose everything: the run goes on to `finish`
-    if stop_requested and config.save_every:
+    # A run without checkpoints has nothing to resume from, so it ends normally.
+    if stop.requested and config.save_every:
         raise Terminated(config.steps)
+
+
+class Stop:
+    """Notes SIGTERM during a step, so that the run stops when the step is complete and saved."""
+    requested = False
+
+    def request(self, *_):
+        self.requested = True
 
 
 def stop_at_once(*_):
@@ -262,9 +276,9 @@ def dropout_seed(seed, step, rank):
 # the end
 
 
-def finish(run, model, log, watcher, began):
-    """Saves weights, tokenizer and the settings that inference needs. Then the watcher evaluates
-    the model and reports."""
+def finish(run, model, log, report, began):
+    """Saves weights, tokenizer and the settings that inference needs. Then `report` evaluates the
+    model and prints the scores."""
     folder = run.out / "model"
     whole = files.whole_copy(model, "cpu", torch.float32, keep=run.ranks.first)
     if run.ranks.first:
@@ -274,11 +288,12 @@ def finish(run, model, log, watcher, began):
     # Writing a large model takes long. The barrier waits for a day, but the exchange of
     # tensors that comes next would end the run after some minutes (training/ranks.py).
     run.ranks.barrier()
-    scores = watcher.scores(run, model, run.out / "samples")
+    scores = report.scores(run, model, run.out / "samples")
     if run.ranks.mesh:
         dist.destroy_process_group()
     if run.ranks.first:
-        watcher.end(run, log, scores, time.monotonic() - began)
+        warn(describe_unreadable(run.out))
+        report.end(run, log, scores, time.monotonic() - began)
 
 
 def main(argv=None, open_objective=None):
@@ -305,7 +320,7 @@ def main(argv=None, open_objective=None):
                 dry_run_largest_batch(run, groups, partial(objective, run, model))
             fill_weights(run, model, optimizer)
             log = RunLog(run, head)
-            train(run, model, groups, optimizer, log, report, args.eval_every, objective)
+            train(run, model, groups, optimizer, objective, log, report, args.eval_every)
             finish(run, model, log, report, began)
     # exit status 2: the user can correct it; 1: the run failed; 143 and 130: a signal ended it
     except (UserError, DataError) as e:

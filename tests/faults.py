@@ -251,8 +251,6 @@ FAST = {
     ],
     "training/loader.py": [
         ("if size == planned:", "if True:"),
-        ("if reason and item.index not in self.known_unreadable:", "if reason:",
-         "tests/training/test_loader.py tests/training/test_resume.py"),
     ],
     "training/log.py": [
         "tests/training/test_log.py tests/test_train.py",

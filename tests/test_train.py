@@ -233,8 +233,9 @@ def test_the_seconds_of_a_step_are_without_checkpoint_picture_and_evaluation(tmp
     args, config = parse([*SMALL, "--micro-batch", "2", "--save-every", "0", "--vit_steps=0",
                           "--out", str(tmp_path)])
     run, model = train.start_run(args, config, world)
-    log = SimpleNamespace(step=lambda line, _: lines.append(line))
-    train.train(run, model, *train.build_optimizer(run, model), log, watcher, eval_every=1)
+    log = SimpleNamespace(write=lines.append)
+    train.train(run, model, *train.build_optimizer(run, model), train.forward_backward, log,
+                watcher, eval_every=1)
     assert [line["seconds"] for line in lines] == [2, 2, 2]          # two micro-batches, 1 s each
     assert saved == [1, 2]
 
@@ -252,8 +253,9 @@ def test_dropout_has_random_numbers_of_its_own_in_every_step_and_on_every_rank(
     for rank in (0, 1):
         run, model = start_run(args, config, world)
         run = dataclasses.replace(run, ranks=dataclasses.replace(run.ranks, rank=rank))
-        log = SimpleNamespace(step=lambda *_: None)
-        train.train(run, model, *train.build_optimizer(run, model), log, watcher)
+        log = SimpleNamespace(write=lambda line: None)
+        train.train(run, model, *train.build_optimizer(run, model), train.forward_backward, log,
+                    watcher)
     assert len({*drawn}) == len(drawn) == 4
 
 

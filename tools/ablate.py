@@ -16,7 +16,6 @@ import statistics
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,8 +29,8 @@ from records.errors import warn
 from tools.command import make_parser, positive, print_line, print_table, report_errors
 from toy import world
 from training.config import RunError
-from training.loader import end_with_parent
 from training.log import read_log
+from training.processes import end_with_parent, process_context
 
 # {family of runs: stage}, and {family: the family whose run with all choices gives its weights}
 STAGES = {"images": 1, "videos": 2, "long": 3}
@@ -161,7 +160,7 @@ def perform(run):
     # an interrupted run has this file, but a folder of the user does not
     overwrite = ["--overwrite"] if (run.out / "config.json").is_file() else []
     arguments = run.name, [*run.flags, *overwrite, "--out", str(run.out)]
-    process = get_context("spawn").Process(target=train_without, args=arguments)
+    process = process_context().Process(target=train_without, args=arguments)
     process.start()
     process.join()
     if process.exitcode:

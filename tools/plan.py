@@ -28,7 +28,6 @@ from records.mixture import Mixture
 from tools.command import make_parser, output_file, positive, print_line, report_errors
 from toy import world
 from training.config import parse
-from training.loader import Measurer, measure_in_order
 from training.planner import PlanFile, StepPlanner, measure, name_kind
 from training.setup import find_start
 from training.sources import fingerprint, open_sources
@@ -78,22 +77,16 @@ def describe_packs(packs, config):
 def make_plan(mixture, tokenizer, config, n_packs):
     """-> {column: array} of a PlanFile, and {name: number} about the plan."""
     skipped = []  # (number of packs before the skipped record, "source: kind")
-    measurer = Measurer(mixture, tokenizer, config)
-    results = measure_in_order(measurer, config.workers)
-
-    def note_skipped():
-        for index, found in enumerate(results):
-            if found.reason:
-                name = f"{mixture[index][0].name}: {name_kind(found.reason)}"
-                skipped.append((steps.planner.n_packs, name))
-            yield found
-
-    steps = StepPlanner(mixture, tokenizer, config)
-    steps.measured = note_skipped()
+    before = Counter()
+    steps = StepPlanner(mixture, tokenizer, config, config.workers)
     packs = []
-    for _ in tqdm(range(n_packs), unit="pack", desc="plan", mininterval=1):
+    for k in tqdm(range(n_packs), unit="pack", desc="plan", mininterval=1):
         packs.append(next(steps.planner))
-    results.close()
+        counts = Counter({f"{source}: {kind}": n for source, kinds in steps.skipped.counts.items()
+                          for kind, n in kinds.items()})
+        skipped += [(k, name) for name in (counts - before).elements()]
+        before = counts
+    steps.close()
     items = list(chain(*packs))
     ids = [steps.ids[item.index] for item in items]
     columns = dict(zip(PlanFile.COLUMNS, np.array(items, np.int64).T, strict=True))

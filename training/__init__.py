@@ -3,6 +3,7 @@
 config       all settings of a run, and the command line that sets them
 ranks        the processes of a run, and the communication between them
 sources      the record files of a run, and their sampling rates
+processes    processes beside the trainer, which measure and decode
 planner      decides which packs form a step
 loader       decodes the packs of a step ahead of time
 checkpoint   the run directory: saving and restoring a run

@@ -39,8 +39,7 @@ warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.distribu
 STEP = re.compile("step-[1-9][0-9]*")  # str.isdigit accepts digits such as ², which int() refuses
 # Files in a run directory. The last one is written before config.json, so a run that was stopped
 # before its first step may have only this one.
-RUN_FILES = ("config.json", "log.jsonl", "skips.jsonl", "loss.png", "scores.png", "progress.gif",
-             "stage0.jsonl")
+RUN_FILES = ("config.json", "log.jsonl", "loss.png", "scores.png", "progress.gif", "stage0.jsonl")
 # Fields that may change when a run is resumed. They affect layout, speed and reports. The fields
 # preset, model and vit_steps matter only at the start of a run.
 LAYOUT_FIELDS = {

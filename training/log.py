@@ -1,8 +1,6 @@
 """Counts and losses of each step, the log files of a run, and its messages.
 
     rows and losses of each micro-batch  --StepStats-->  sums over all ranks  --RunLog-->  log.jsonl
-
-skips.jsonl lists the records that could not be decoded.
 """
 
 import dataclasses
@@ -27,7 +25,6 @@ from records.errors import Unreadable, plural, warn
 from records.reader import Records
 from training.checkpoint import list_steps
 from training.config import RankError, RunError
-from training.planner import add_counts
 from training.ranks import all_reduce_sums
 
 
@@ -67,7 +64,7 @@ class StepStats:
         self.cp = cp
         self.counts = Counter()
         self.losses = []  # of each micro-batch: ([(id, source), ..], nll of each example)
-        self.sums = dict.fromkeys(product(("nll", "weight"), sources), 0.0)
+        self.sums = dict.fromkeys(product(("nll", "weight", "unreadable"), sources), 0.0)
         self.nonfinite = []
 
     def add(self, rows, batch, nll):
@@ -80,20 +77,25 @@ class StepStats:
         self.counts.update(count_rows(rows))
         for x in examples:
             self.sums["weight", x.source] += float(x.weights.sum(dtype="float64")) / self.cp
+            self.sums["unreadable", x.source] += bool(x.unreadable)
 
-    def all_reduce(self):
-        """Sums over all ranks. Sets counts, total_weight, loss and nll_by_source."""
+    def all_reduce(self, stop):
+        """Sums over all ranks. stop: must this rank stop? Sets counts, total_weight, loss,
+        nll_by_source, unreadable, and stop: must one of the ranks stop?"""
         for examples, sums in self.losses:
             *sums, of_padding = sums.tolist()
             if not math.isfinite(sum(sums) + of_padding):
                 self.nonfinite += [name for name, _ in examples]
             for (_, source), value in zip(examples, sums, strict=True):
                 self.sums["nll", source] += value
-        sums = all_reduce_sums({**self.counts, **self.sums})
+        sums = all_reduce_sums({**self.counts, **self.sums, "stop": stop})
+        self.stop = bool(sums["stop"])
         # all ranks that share a row have counted it
         self.counts = {name: round(sums[name] / self.cp) for name in self.counts}
         nll = {name: sums["nll", name] for name in self.sources}
         weights = {name: sums["weight", name] for name in self.sources}
+        unreadable = {name: round(sums["unreadable", name] / self.cp) for name in self.sources}
+        self.unreadable = {name: n for name, n in unreadable.items() if n}
         self.total_weight = sum(weights.values())
         self.weight = self.total_weight or 1.0  # a step without loss must not divide by 0
         self.loss = sum(nll.values()) / self.weight
@@ -108,24 +110,24 @@ def stop_nonfinite(run, step, plan, stats, norms):
                    f"tools.view --run {run.out} --step {step} --out step-{step}.html")
 
 
-def make_line(config, step, plan, stats, norms, rates, unreadable):
+def make_line(config, step, plan, stats, norms, rates):
     """-> the line of a step in log.jsonl. norms: gradient norms {group: number}. rates: learning
-    rates {group: number}. unreadable: {"counts": .., ..} over all ranks, from Loader.exchange."""
+    rates {group: number}."""
     return {
         "step": step, "loss": stats.loss, **stats.counts, "weight": stats.total_weight,
         "nll_by_source": stats.nll_by_source, "grad_norm": math.hypot(*norms.values()),
         "grad_norms": norms, "lr": rates,
         "fill_tokens": stats.counts["tokens"] / (config.batch * config.data.max_tokens),
         "fill_crops": stats.counts["crops"] / (config.batch * config.pack_crops),
-        "skipped": add_counts(plan.skipped, unreadable["counts"]),
+        "skipped": plan.skipped, "unreadable": stats.unreadable,
         "ids": plan.hash,
     }
 
 
 class RunLog:
-    """Writes log.jsonl and skips.jsonl on the first rank. On other ranks it does nothing.
+    """Writes log.jsonl on the first rank. On other ranks it does nothing.
 
-    head: the first line of a new run. A resumed run appends to the files. Before, it removes a last
+    head: the first line of a new run. A resumed run appends to the file. Before, it removes a last
     line that is incomplete because the run was killed.
     """
 
@@ -134,23 +136,12 @@ class RunLog:
         if not self.writes:
             return
         log = run.out / "log.jsonl"
-        self.skips = run.out / "skips.jsonl"
         if not run.resume_from.step:
             (run.out / "config.json").write_text(json.dumps(head, indent=1), encoding="utf-8")
             log.write_text(json.dumps(head) + "\n", encoding="utf-8")
-            self.skips.unlink(missing_ok=True)
-        for path in (log, self.skips):
-            if path.exists():
-                os.truncate(path, path.read_bytes().rfind(b"\n") + 1)
+        if log.exists():
+            os.truncate(log, log.read_bytes().rfind(b"\n") + 1)
         self.file = open(log, "a", buffering=1, encoding="utf-8")
-
-    def step(self, line, unreadable):
-        """Writes the line of a step, and the records that were found unreadable in this step:
-        [{"index": .., "id": .., "where": .., "reason": ..}, ..]."""
-        self.write(line)
-        for skip in sorted(unreadable, key=lambda skip: skip["index"]) if self.writes else ():
-            with open(self.skips, "a", encoding="utf-8") as file:
-                file.write(json.dumps({"step": line["step"], **skip}) + "\n")
 
     def write(self, line):
         if self.writes:
@@ -176,6 +167,18 @@ def read_steps(lines):
     counts."""
     by_step = {line["step"]: line for line in lines if {"step", "loss", "lr"} <= line.keys()}
     return [by_step[step] for step in sorted(by_step)]
+
+
+def describe_unreadable(out):
+    """-> a sentence about the records that a run could not decode, or "" if there are none."""
+    counts = Counter()
+    for line in read_steps(read_log(out / "log.jsonl")):
+        counts.update(line.get("unreadable", {}))
+    if not counts:
+        return ""
+    by_source = ", ".join(f"{name}: {n:,}" for name, n in counts.items())
+    return (f"{plural(counts.total(), 'example')} could not be decoded and had no loss "
+            f"({by_source}); 'python -m tools.check FILE --decode' lists the records")
 
 
 def make_head(run, args, model):
@@ -241,8 +244,10 @@ CAUSES = {
     r"out of memory|can't allocate memory": "out of memory; use a smaller --micro-batch or "
     "--data.max_tokens, or a larger --cp; python -m tools.memory computes the memory of a step",
     r"[Cc]onnection (closed|reset|refused)|[Tt]imed out|Broken pipe|communicator was aborted|"
-    r"ncclRemoteError|setting up NCCL|got 0 bytes|Connection was likely closed|timeout after|"
-    r"DataLoader worker \(pid": "another process has ended or hangs",
+    r"ncclRemoteError|setting up NCCL|got 0 bytes|Connection was likely closed|timeout after":
+    "another process has ended or hangs",
+    r"DataLoader worker \(pid": "a process of --workers has ended; if the machine lacks memory, use "
+    "fewer --workers",
 }
 
 

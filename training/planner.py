@@ -12,17 +12,21 @@ import json
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
-from itertools import islice, pairwise
+from itertools import count, islice, pairwise
 
 import numpy as np
 
 import data
 import packing
 from records.errors import DataError, Unreadable, plural, warn
+from records.mixture import Mixture
 from records.visual import read_headers
 from text.prompts import kinds_and_weights, most_points
+from training.config import Config
+from training.processes import iterate
 from training.sources import list_changes
 
+CHUNK = 64  # records that a process measures at a time
 MANY = 100  # a run can end after so many bad records of one source
 
 
@@ -138,15 +142,50 @@ def has_loss(a, config):
     return bool(a["weight"]) and any(weight for _, weight in kinds_and_weights(a))
 
 
-class StepPlanner(Iterator):
-    """Iterates over StepPlans, without an end. measured: None, or an iterator over the results of
-    `measure` from the next index on, which other processes compute (training/loader.py)."""
+@dataclass
+class Measurer:
+    """The data set of a DataLoader. A range of indices -> [Measured, ..]. An error becomes the last
+    element and is not raised, because the DataLoader would add a traceback to its message."""
 
-    def __init__(self, mixture, tokenizer, config):
+    mixture: Mixture
+    tokenizer: object
+    config: Config
+
+    def __getitem__(self, indices):
+        found = []
+        try:
+            for index in indices:
+                found.append(measure(self.mixture, self.tokenizer, self.config, index))
+        except (DataError, OSError) as e:
+            found.append(e)
+        return found
+
+
+def measure_in_order(measurer, n_processes, start):
+    """Yields the results of `measure` for the indices start, start + 1, .. in this order. Processes
+    compute them ahead of time."""
+    size = CHUNK if n_processes else 1  # without processes, nothing is measured ahead of time
+    chunks = (range(k, k + size) for k in count(start, size))
+    for found in iterate(measurer, n_processes, sampler=chunks):
+        for each in found:
+            if isinstance(each, Exception):
+                raise each
+            yield each
+
+
+class StepPlanner(Iterator):
+    """Iterates over StepPlans, without an end. n_processes measure the records; 0: this one does.
+
+    One process measures the examples of only 48 steps of the toy in a second (docs/log.md). A GPU
+    may be faster.
+    """
+
+    def __init__(self, mixture, tokenizer, config, n_processes=0):
         self.mixture = mixture
-        self.tokenizer = tokenizer
         self.config = config
-        self.measured = None
+        self.measurer = Measurer(mixture, tokenizer, config)
+        self.n_processes = n_processes
+        self.measured = None  # iterator over Measured, made when the first size is needed
         self.skipped = BadRecords("skipped", DataError, config.max_skip)
         self.ids = {}  # of the examples in the pool
         self.planner = packing.Planner(self.size, config.data.max_tokens, config.pack_crops,
@@ -155,9 +194,8 @@ class StepPlanner(Iterator):
     def size(self, index):
         """-> (tokens, crops) of the record at an index. If it is skipped: None, and it counts."""
         if self.measured is None:
-            found = measure(self.mixture, self.tokenizer, self.config, index)
-        else:
-            found = next(self.measured)
+            self.measured = measure_in_order(self.measurer, self.n_processes, index)
+        found = next(self.measured)
         self.skipped.count(self.mixture[index][0].name, found.where, found.reason)
         if found.reason:
             return None
@@ -179,6 +217,11 @@ class StepPlanner(Iterator):
         self.planner.restore(state["planner"])
         self.ids = dict(state["ids"])
         self.skipped = replace(self.skipped, **state["skipped"])
+
+    def close(self):
+        """Ends the processes."""
+        if self.measured:
+            self.measured.close()
 
 
 class PlanFile(Iterator):
@@ -224,3 +267,6 @@ class PlanFile(Iterator):
 
     def restore(self, state, same_data=True):
         self.n_packs = state["packs"]
+
+    def close(self):
+        """It has no processes to end."""

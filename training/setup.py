@@ -1,6 +1,7 @@
 """Opens everything that a run needs: device, layout, data and model. Tests the largest batch."""
 
 import json
+import math
 import os
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
@@ -21,9 +22,9 @@ from records.reader import Records, stamp_of
 from text.tokenizer import ByteTokenizer, load_tokenizer
 from training import checkpoint
 from training.config import Config, RunError, UserError
-from training.loader import Loader, iterate
-from training.log import read_log
+from training.loader import Loader
 from training.planner import PlanFile, StepPlanner
+from training.processes import iterate
 from training.ranks import Ranks, device_of_rank, join_ranks
 from training.sources import fingerprint, open_sources
 from weights import files, lora
@@ -95,13 +96,13 @@ def open_data(args, config, ranks, tokenizer, resume_from, world):
     """-> Loader that continues after `resume_from`, records of --eval, fingerprint of the data.
     The first rank reads the files, and sends the byte offsets of their records to the others."""
     opened = None
-    plans = None
+    planner = None
     if ranks.first:
         try:
             opened = open_sources(args, config, world)
             if args.plan:
                 made_for = fingerprint(*opened[:2], tokenizer, config)
-                plans = PlanFile(args.plan, made_for, config)
+                planner = PlanFile(args.plan, made_for, config)
         except DataError as e:  # sent to all ranks, because the others would wait otherwise
             opened = e
     opened = ranks.broadcast(opened)
@@ -115,17 +116,14 @@ def open_data(args, config, ranks, tokenizer, resume_from, world):
         raise RunError("the ranks do not have the same checkpoint, record files and config; are "
                        "--out and --data on a disk that all nodes share?")
     mixture = Mixture(sources, rates, config.seed)
-    if ranks.first and not plans:
-        plans = StepPlanner(mixture, tokenizer, config)
-    loader = Loader(mixture, tokenizer, config, plans, ranks, resume_from.step)
+    if ranks.first and not planner:
+        planner = StepPlanner(mixture, tokenizer, config, math.ceil(config.workers / 2))
+    loader = Loader(mixture, tokenizer, config, planner, ranks, resume_from.step)
     if resume_from.folder:
         same_data = checkpoint.check_unchanged(args, resume_from, "data", made_for)
-        skips = Path(args.out, "skips.jsonl")
-        found = [skip for skip in read_log(skips) if {"index", "reason"} <= skip.keys()]
-        loader.restore(resume_from.state["loader"], found, same_data)
+        if planner:
+            planner.restore(resume_from.state["loader"]["plans"], same_data)
     loader.begin()
-    if resume_from.folder and not same_data:
-        skips.unlink(missing_ok=True)
     return loader, eval_records, made_for
 
 

@@ -140,7 +140,7 @@ def test_only_a_run_is_overwritten(tmp_path, monkeypatch):
         def __init__(self, target, args):
             flags.append(args[1])
 
-    monkeypatch.setattr(ablate, "get_context", lambda kind: argparse.Namespace(Process=Process))
+    monkeypatch.setattr(ablate, "process_context", lambda: argparse.Namespace(Process=Process))
     run = ablate.plan_runs(options(tmp_path, ["packing"]))[0]
     run.out.mkdir()
     (run.out / "notes").write_text("mine")

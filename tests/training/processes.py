@@ -55,8 +55,13 @@ def n_lines(out):
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
+def workers_of(pid):
+    """The processes of the data loaders of a run: forks of one of its children, the server."""
+    return [worker for child in children_of(pid) for worker in children_of(child)]
+
+
 def children_of(pid):
-    found = subprocess.run(["pgrep", "-P", str(pid)], stdout=subprocess.PIPE, text=True, check=True)
+    found = subprocess.run(["pgrep", "-P", str(pid)], stdout=subprocess.PIPE, text=True)
     return [int(child) for child in found.stdout.split()]
 
 

@@ -36,20 +36,14 @@ def logged(out):
     return lines
 
 
-def skipped(out):
-    rows = (out / "skips.jsonl").read_text().splitlines()
-    return sorted((skip["index"], skip["id"], skip["reason"]) for skip in map(json.loads, rows))
-
-
 def weights(out):
     return {path.name: path.read_bytes() for path in sorted((out / "model").iterdir())}
 
 
 def assert_same_run(out, whole):
-    """The log, the weights and the skipped records must be bit-identical."""
+    """The log and the weights must be bit-identical."""
     assert logged(out) == logged(whole)
     assert weights(out) == weights(whole)
-    assert skipped(out) == skipped(whole)
 
 
 def back_to(whole, out, step):
@@ -67,7 +61,7 @@ def sentence(capsys, *words):
     text = capsys.readouterr().err
     assert "Traceback" not in text
     head = ("train.py: stage ", "train.py: parameters: ", "train.py: steps: ", "train.py: data: ")
-    of_a_record = re.compile(r"\.jsonl:\d+: ")
+    of_a_record = re.compile(r"\.jsonl:\d+: |could not be decoded")
     sentences = [line[10:] for line in text.splitlines() if line.startswith("train.py: ")
                  and not line.startswith(head) and not of_a_record.search(line)]
     assert len(sentences) == 1, text

@@ -42,13 +42,13 @@ def write_files(folder):
 
 def planner_of(files, config=CONFIG, rates=(0.7, 0.3), reader=Records):
     mixture = Mixture([reader(f) for f in files], list(rates), config.seed)
-    return StepPlanner(mixture, TOKENIZER, config)
+    return StepPlanner(mixture, TOKENIZER, config, config.workers // 2)
 
 
-def loader_of(files, config=CONFIG, ranks=None, rates=(0.7, 0.3), plans=None, start=0):
-    plans = plans or planner_of(files, config, rates)
+def loader_of(files, config=CONFIG, ranks=None, rates=(0.7, 0.3), planner=None, start=0):
+    planner = planner or planner_of(files, config, rates)
     mixture = Mixture([Records(f) for f in files], list(rates), config.seed)
-    return Loader(mixture, TOKENIZER, config, plans, ranks, start)
+    return Loader(mixture, TOKENIZER, config, planner, ranks, start)
 
 
 def taken(loader, n):

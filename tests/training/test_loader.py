@@ -21,8 +21,9 @@ import packing
 from tests.training import stream
 from tests.training.runs import SMALL
 from training.config import RankError, parse
-from training.loader import CHUNK, Measurer, measure_in_order, placeholder
+from training.loader import placeholder
 from training.log import count_rows
+from training.planner import CHUNK, measure_in_order
 
 ROOT = Path(__file__).parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -56,7 +57,7 @@ def test_examples_are_measured_in_order_until_one_cannot_be_read(n_processes):
 def test_an_error_of_a_record_ends_what_a_process_has_measured(files, monkeypatch):
     """What was measured before the error is kept."""
     planner = stream.planner_of(files)
-    measurer = Measurer(planner.mixture, planner.tokenizer, planner.config)
+    measurer = planner.measurer
     expected = measurer[range(4)]
     (source, *_) = planner.mixture[3]
     read = type(source).__getitem__
@@ -87,7 +88,7 @@ def main():
         config = replace(CONFIG, workers=workers, micro_batch=micro_batch, steps=4)
         loader = loader_of({files!r}, config, ranks)
         if not ranks.first:
-            loader.plans = None
+            loader.planner = None
         found.append([(plan.ids, plan.packs, plan.skipped, [[e.id for e in row] for row in rows],
                        [int(e.tokens.sum()) for row in rows for e in row])
                       for plan, rows in taken(loader, 4)])
@@ -159,10 +160,11 @@ def test_every_token_is_trained_on_or_reported(files):
         assert counts["crops"] == sum(item.crops for item in items)
         total.update(counts)
         for x in stream.examples_of(rows):
+            total["unreadable"] += bool(x.unreadable)
             total["whole"] += 0 if x.unreadable else len(x.tokens) + x.dropped_tokens
     assert total["unreadable_tokens"] > 0
     assert total["branches_dropped"] > 0
-    assert sum(loader.unreadable.counts["a.jsonl"].values()) == len(loader.newly_unreadable)
+    assert sum(loader.unreadable.counts["a.jsonl"].values()) == total["unreadable"]
     assert total["whole"] == total["tokens"] - total["unreadable_tokens"] + total["tokens_dropped"]
 
 
@@ -171,7 +173,7 @@ def test_an_image_that_changes_between_plan_and_step_costs_itself_only(files):
     planner = stream.planner_of(files, config)
     plan = next(planner)
     name = next(name for name in plan.ids if name.startswith("a.jsonl"))
-    loader = stream.loader_of(files, config, plans=itertools.chain([plan], planner))
+    loader = stream.loader_of(files, config, planner=itertools.chain([plan], planner))
     image = Path(files[0]).parent / f"{int(name.split(':')[1]) - 1}.png"
     before = image.read_bytes()
     try:

@@ -165,9 +165,10 @@ def test_a_line_of_the_log_has_the_share_of_the_batch_that_tokens_and_crops_fill
     counts = log.count_rows([[text, image], [text]])
     found = [counts[name] for name in ("tokens", "crops", "examples", "packs")]
     assert found == [110, 8, 3, 2]
-    stats = SimpleNamespace(counts=counts, loss=1.0, total_weight=1.0, nll_by_source={})
+    stats = SimpleNamespace(counts=counts, loss=1.0, total_weight=1.0, nll_by_source={},
+                            unreadable={"a": 1})
     plan = SimpleNamespace(skipped={}, hash="")
-    line = log.make_line(config, 1, plan, stats, {"llm": 3.0, "vit": 4.0}, {}, {"counts": {}})
+    line = log.make_line(config, 1, plan, stats, {"llm": 3.0, "vit": 4.0}, {})
     assert (line["fill_tokens"], line["fill_crops"]) == (110 / 400, 8 / 40)
     assert line["grad_norm"] == 5.0
 

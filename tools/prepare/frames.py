@@ -21,7 +21,6 @@ from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 from functools import partial
-from multiprocessing import get_context
 from pathlib import Path
 
 from PIL import Image
@@ -36,7 +35,7 @@ from records.visual import read_headers
 from tools import command
 from tools.prepare.annotations import require
 from tools.prepare.collect import count_skips, to_json
-from training.loader import end_with_parent
+from training.processes import end_with_parent, process_context
 
 
 def prepare(source, config, args, index):
@@ -103,7 +102,7 @@ def write(source, args, out):
     skipped = Counter()
     draft = out / "records.part"
     work = partial(prepare, source, DataConfig(max_frames=args.max_frames, fps=args.fps), args)
-    workers = ProcessPoolExecutor(args.workers, get_context("spawn"), end_with_parent)
+    workers = ProcessPoolExecutor(args.workers, process_context(), end_with_parent)
     with workers, open(draft, "w", encoding="utf-8") as file:
         done = workers.map(work, range(len(source)), chunksize=4)
         bar = tqdm(done, total=len(source), unit="record")

@@ -19,7 +19,7 @@ from records.errors import Unreadable
 from records.reader import Records
 from records.visual import read_headers
 from tests.test_parallel import TOKENIZER, VISION
-from tests.training.processes import ROOT, all_end, children_of, runs_until
+from tests.training.processes import ROOT, all_end, runs_until, workers_of
 from tools import check
 from tools.prepare import frames
 from tools.prepare.__main__ import main
@@ -199,7 +199,7 @@ def test_workers_end_with_a_command_that_is_killed(tmp_path):
                str(tmp_path / "out"), "--media", str(MEDIA), "--fps", "50", "--workers", "2"]
     process = subprocess.Popen(command, cwd=ROOT)
     assert runs_until(process, lambda: list((tmp_path / "out").glob("media/*.part*")))
-    workers = children_of(process.pid)
+    workers = workers_of(process.pid)
     process.kill()
     process.wait()
     assert len(workers) >= 2 and all_end(workers)
