@@ -22,14 +22,12 @@ the same choices.
 import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from itertools import groupby
 from typing import Protocol
 
 import numpy as np
 
 from records import visual
 from records.errors import Unreadable, encodable
-from records.media import preference_name
 from records.mixture import rng_for
 from text.prompts import annotations_of, has_points, kinds_and_weights, most_points, turns_of
 from text.tokenizer import chat
@@ -95,7 +93,7 @@ class Branch:
     kind: str = "qa"                 # the type of the annotation
     weight: float = 1.0              # the record's weight times the annotation's
     of_video: bool = False
-    pair: str = ""                   # its name, for the two answers of a preference
+    annotation: int = 0              # its number in the record, from 1
     turn_kinds: tuple = ()           # types of the turns of a conversation, two segments each
 
 
@@ -108,6 +106,7 @@ class Example:
     pos: np.ndarray                  # RoPE position
     visible_until: np.ndarray        # (T,) int32, as is bidir: the mask (attention.py)
     bidir: np.ndarray                # 1 for visual tokens, else 0
+    annotation: np.ndarray           # (T,) int32, number of its annotation from 1; 0: prefix
     n_branches: int = 1
     dropped_branches: int = 0        # branches that were skipped because they did not fit
     dropped_tokens: int = 0          # how many tokens these have
@@ -115,7 +114,6 @@ class Example:
     images: np.ndarray = None        # (n,P,F) uint8; with a CropShard: only the crops of its rank
     image_id: np.ndarray = None      # (n,) int32, the image or frame that each crop belongs to
     cp_rank: np.ndarray = None       # (n,) int32, with a CropShard: the rank that has each crop
-    pairs: dict = field(default_factory=dict)  # {name: (weight, slices of both answers)}
     pool_src: np.ndarray = field(default_factory=lambda: np.zeros((0, 4), np.int64))
     pool_dst: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     source: str = ""                 # the name of its reader
@@ -135,8 +133,6 @@ def token_weight(branch, n_loss, n_branches, config):
         return branch.weight * config.point_weight
     if branch.kind == "caption" and branch.of_video:
         return branch.weight * config.video_caption_weight
-    if branch.kind == "preference":  # all tokens of both answers, with EOS, share the weight
-        return branch.weight / 2 / (n_loss + 1)
     assert branch.kind in ("caption", "qa", "text"), f"no rule for the weight of a {branch.kind}"
     weight = branch.weight
     if config.sqrt_length:
@@ -157,7 +153,7 @@ def token_weight(branch, n_loss, n_branches, config):
 #
 # Branches are kept or skipped as a whole. The first that does not fit into max_tokens is skipped
 # with all after it. A branch that is too long by itself, before any is kept, is skipped alone, so
-# that it does not take the others with it. Both answers of a preference pair are kept, or none.
+# that it does not take the others with it.
 
 
 def layout(trunk, is_visual, branches, config, max_tokens=math.inf):
@@ -172,30 +168,28 @@ def layout(trunk, is_visual, branches, config, max_tokens=math.inf):
     """
     kept, dropped_tokens, full = [], 0, False
     room = max_tokens - len(trunk)
-    for _, group in groupby(branches, lambda branch: branch.pair or id(branch)):
-        group = list(group)  # one branch, or the two of a preference pair
-        # minus one per branch, because its last id is a target and never an input
-        n = sum(len(ids) for branch in group for ids, _ in branch.segments) - len(group)
+    for branch in branches:
+        # minus one, because the last id of a branch is a target and never an input
+        n = sum(len(ids) for ids, _ in branch.segments) - 1
         full = full or (n > room and bool(kept))
         if full or n > room or n < 0:  # n is -1 for a track without a point here
             dropped_tokens += max(n, 0)
         else:
-            kept += group
+            kept.append(branch)
             room -= n
-    pairs = {branch.pair: (branch.weight, []) for branch in kept if branch.pair}
-    n_plain = sum(not branch.pair for branch in kept)
     # targets is one shorter: the first branch adds the target of the last token of the prefix
     tokens, targets, pos = list(trunk), list(trunk[1:]), list(range(len(trunk)))
     weights, until = [0.0] * len(trunk), [0] * len(trunk)
+    annotation = [0] * len(trunk)
     for branch in kept:
         ids = [i for ids, _ in branch.segments for i in ids]
         # segments 2t and 2t + 1 are question and answer of turn t, and each turn has its own kind
         kinds = branch.turn_kinds or [branch.kind] * len(branch.segments)
         factors = [(kinds[k // 2], factor) for k, (ids, factor) in enumerate(branch.segments)
                    for _ in ids]
-        counted = factors[:-1] if n_plain > 1 or branch.pair else factors  # tree: no EOS
+        counted = factors[:-1] if len(kept) > 1 else factors  # tree: no EOS
         n_loss = Counter(kind for kind, factor in counted if factor > 0)
-        weight = {kind: token_weight(replace(branch, kind=kind), n_loss[kind], n_plain, config)
+        weight = {kind: token_weight(replace(branch, kind=kind), n_loss[kind], len(kept), config)
                   for kind in {*kinds}}
         if len(targets) < len(tokens):  # true for the first branch only
             targets.append(ids[0])
@@ -206,17 +200,16 @@ def layout(trunk, is_visual, branches, config, max_tokens=math.inf):
         weights += [weight[kind] * factor for kind, factor in factors[1:]]
         pos += range(len(trunk), len(trunk) + len(ids) - 1)
         until += [len(tokens)] * (len(ids) - 1)  # later branches cannot attend to this one
-        if branch.pair:  # positions that predict its answer and EOS
-            n_answer = n_loss[branch.kind] + 1
-            pairs[branch.pair][1].append(slice(len(tokens) - n_answer, len(tokens)))
+        annotation += [branch.annotation] * (len(ids) - 1)
     targets += [0] * (len(tokens) - len(targets))  # no branch was kept
     until[: len(trunk)] = [len(tokens)] * len(trunk)
     bidir = np.zeros(len(tokens), np.int32)
     bidir[: len(trunk)] = is_visual
     return Example(
         np.array(tokens), np.array(targets), np.array(weights, np.float32), np.array(pos),
-        np.array(until, np.int32), bidir, n_branches=max(len(kept), 1),
-        dropped_branches=len(branches) - len(kept), dropped_tokens=dropped_tokens, pairs=pairs)
+        np.array(until, np.int32), bidir, np.array(annotation, np.int32),
+        n_branches=max(len(kept), 1), dropped_branches=len(branches) - len(kept),
+        dropped_tokens=dropped_tokens)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -263,10 +256,9 @@ def build_tree(record, info, tokenizer, config, seed, epoch):
             n_over_max_points += 1
             continue
         weight = record["weight"] * a["weight"]
-        pair = preference_name(record, a) if a["type"] == "preference" else ""
         kinds = [kind for kind, _ in kinds_and_weights(a)]
-        branches += [Branch(segments, a["type"], weight, of_video, pair, kinds)
-                     for segments in segments_of(a, record, info, tokenizer, config, rng)]
+        segments = segments_of(a, record, info, tokenizer, config, rng)
+        branches.append(Branch(segments, a["type"], weight, of_video, i + 1, kinds))
     example = layout([tokenizer.bos, *ids], [False, *is_visual], branches, config,
                      config.max_tokens)
     example.id = record["id"]
@@ -275,19 +267,16 @@ def build_tree(record, info, tokenizer, config, seed, epoch):
 
 
 def segments_of(a, record, info, tokenizer, config, rng):
-    """An annotation -> the segments [(ids, factor), ..] of each of its branches. A preference has
-    two branches, all others have one."""
+    """An annotation -> the segments [(ids, factor), ..] of its branch."""
     if a["type"] == "text" and "prompt" not in a:  # plain text, without a chat
         # In a tree the last token of the prefix has no loss, so the first word would
         # not be trained. A BOS at the start of the branch predicts it.
         start = [([tokenizer.bos], 0)] if len(record["annotations"]) > 1 else []
-        return [[*start, (tokenizer.encode(a["text"]) + [tokenizer.eos], 1)]]
+        return [*start, (tokenizer.encode(a["text"]) + [tokenizer.eos], 1)]
     turns = turns_of(a, record, info.sizes, config, rng, info.times)
-    if a["type"] == "preference":
-        return [chat([turn], tokenizer) for turn in turns]
     weights = [weight for _, weight in kinds_and_weights(a)]
     segments = chat(turns, tokenizer)  # question, answer, question ..
-    return [[(ids, factor * weights[k // 2]) for k, (ids, factor) in enumerate(segments)]]
+    return [(ids, factor * weights[k // 2]) for k, (ids, factor) in enumerate(segments)]
 
 
 def size(record, tokenizer, config, seed, epoch):
@@ -346,7 +335,7 @@ def text_example(tokens, weight, **fields):
     placeholder, or serves to measure memory: only its size matters, so no target is shifted."""
     n = len(tokens)
     return Example(tokens, tokens, np.full(n, weight, np.float32), np.arange(n),
-                   np.full(n, n, np.int32), np.zeros(n, np.int32), **fields)
+                   np.full(n, n, np.int32), *np.zeros((2, n), np.int32), **fields)
 
 
 @encodable()

@@ -31,14 +31,11 @@ class Batch:
     visible_until: torch.Tensor      # (B,T) int32, as is bidir: the mask (attention.py)
     bidir: torch.Tensor
     example: torch.Tensor            # (B,T) int32, number of its example; the highest is padding
+    annotation: torch.Tensor         # (B,T) int32, of the example, from 1; 0: prefix or padding
     images: torch.Tensor             # (N,P,F) uint8, crops, at least one; blank crops are last
     pool_src: torch.Tensor           # (M,K) int64, patches n*P+p that a visual token pools, or -1
     pool_dst: torch.Tensor           # (M,) int64, flat index b*T+t of the <im_patch> that gets it
     ids: list                        # of str, record ids
-    # preference pairs (training/preferences.py)
-    answer: torch.Tensor = None      # (B,T) int32, of pair k: 2k+1 chosen, 2k+2 rejected; else 0
-    pairs: list = ()                 # of str, names
-    pair_weights: list = ()
     # under context parallelism (parallel.py)
     cp_rank: torch.Tensor = None     # (n,) int32, rank of each crop; `images` has this rank's
     dispatch: tuple = None           # (sent, received): pooled tokens to and from each rank
@@ -273,15 +270,14 @@ def collate(rows, max_tokens, vision_config, crop_bucket=1, share_images=False):
     """
     B, T = len(rows), max_tokens
     n_examples = sum(map(len, rows))
-    kinds = {"tokens": np.int64, "targets": np.int64, "weights": np.float32, "pos": np.int64}
+    kinds = {"tokens": np.int64, "targets": np.int64, "weights": np.float32, "pos": np.int64,
+             "annotation": np.int32}
     fields = {name: np.zeros((B, T), kind) for name, kind in kinds.items()}
     # Padding is visible until the row ends, so padding attends to padding. The softmax
     # of a query without any key would be NaN.
     until = np.full((B, T), T, np.int32)
     bidir = np.zeros((B, T), np.int32)
     example = np.full((B, T), n_examples, np.int32)
-    answer = np.zeros((B, T), np.int32)
-    pairs, pair_weights = [], []
     crops = Crops(vision_config.n_patch, share_images)
     number = 0
     for b, row in enumerate(rows):
@@ -297,21 +293,14 @@ def collate(rows, max_tokens, vision_config, crop_bucket=1, share_images=False):
             # one number per example, or images of different examples could attend to each other
             bidir[span] = e * x.bidir
             example[span] = number
-            for name, (weight, answers) in x.pairs.items():
-                # [chosen, rejected, chosen, ..]: a record may contain the same preference twice
-                for chosen, rejected in zip(answers[::2], answers[1::2], strict=True):
-                    answer[span][chosen] = 2 * len(pairs) + 1
-                    answer[span][rejected] = 2 * len(pairs) + 2
-                    pairs.append(name)
-                    pair_weights.append(weight)
             if x.images is not None:
                 crops.add(x, b * T + start)
             number += 1
             start = stop
-    fields |= {"visible_until": until, "bidir": bidir, "example": example, "answer": answer}
+    fields |= {"visible_until": until, "bidir": bidir, "example": example}
     fields |= crops.arrays(crop_bucket, vision_config.n_pixel)
     return Batch(**{name: torch.from_numpy(array) for name, array in fields.items()},
-                 ids=[x.id for row in rows for x in row], pairs=pairs, pair_weights=pair_weights)
+                 ids=[x.id for row in rows for x in row])
 
 
 class Crops:

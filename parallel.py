@@ -267,9 +267,7 @@ def cut_for_rank(batch, rank, cp, cp_heads=0):
         source = np.full((1, source.shape[1]), -1)
     # `labelled` is not listed: `replace` below calls __post_init__, which finds it from weights
     fields = {name: getattr(batch, name)[:, positions[rank]]
-              for name in ("tokens", "targets", "weights", "pos", "example")}
-    if batch.pairs:
-        fields["answer"] = batch.answer[:, positions[rank]]
+              for name in ("tokens", "targets", "weights", "pos", "example", "annotation")}
     # `position` is rank * t + index on the rank; pool_dst is a flat index into (B,t)
     return dataclasses.replace(
         batch, **fields, pool_src=torch.from_numpy(source), dispatch=dispatch,

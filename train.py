@@ -21,7 +21,6 @@ import math
 import os
 import signal
 import time
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -52,14 +51,12 @@ from training.log import (
     make_line,
     stop_nonfinite,
 )
-from training.preferences import find_references, objective, read_references
 from training.ranks import all_reduce_sums
 from training.setup import (
     dry_run_largest_batch,
     fill_weights,
     pretrain_vit,
     start_run,
-    whole_model,
 )
 from weights import files
 
@@ -153,7 +150,7 @@ def divide_and_clip(run, groups, weight):
 # the loop
 
 
-def train(run, model, groups, optimizer, log, watcher, eval_every=0):
+def train(run, model, groups, optimizer, log, watcher, eval_every=0, objective=None):
     """Runs the remaining steps. The watcher (evaluation/report.py) may draw a picture after each
     step, and evaluates the model every eval_every steps."""
     config = run.config
@@ -178,7 +175,7 @@ def train(run, model, groups, optimizer, log, watcher, eval_every=0):
         for k, rows in enumerate(micro_batches, 1):
             parallel.set_last_micro_batch(model, k == n_micro_batches)
             # stats keeps tensors until the last micro-batch, so the CPU need not wait here
-            stats.add(rows, *forward_backward(run, model, rows))
+            stats.add(rows, *(objective or forward_backward)(run, model, rows))
         stats.all_reduce()
         norms = divide_and_clip(run, groups, stats.weight)
         # An update with NaN would ruin every weight. All ranks have the same sums, so all stop.
@@ -238,7 +235,7 @@ def batch_of(run, rows):
 
 def forward_backward(run, model, rows):
     """Adds the gradients of a micro-batch to those that are already there -> its Batch, the loss of
-    each token (B,T), the DPO margins of its preference pairs (training/preferences.py)."""
+    each token (B,T)."""
     config = run.config
     batch = batch_of(run, rows).to(run.device)
     # The weights are float32, and autocast casts them to bfloat16 where they are used. Its cache
@@ -250,12 +247,9 @@ def forward_backward(run, model, rows):
     # A sum and not a mean, because divide_and_clip divides once per step. lse is the logarithm
     # of the softmax's denominator. The z-loss, its square, keeps lse small (docs/molmo2.md 7.2).
     total = (batch.weights * (nll + config.z_loss * lse**2)).sum()
-    losses, margins = nll, ()
-    if batch.pairs:  # preference pairs have another objective: DPO
-        total, losses, margins = objective(run, batch, nll, lse)
     total.backward()
     # the log reports nll without the z-loss, so that it is the usual cross-entropy
-    return batch, losses, margins
+    return batch, nll
 
 
 def dropout_seed(seed, step, rank):
@@ -287,7 +281,8 @@ def finish(run, model, log, watcher, began):
         watcher.end(run, log, scores, time.monotonic() - began)
 
 
-def main(argv=None):
+def main(argv=None, objective=None):
+    """objective: a function in place of forward_backward (examples/preferences.py)."""
     # Gradients of softmax become denormal numbers, and products with these take a CPU 5
     # to 10 times as long (docs/log.md). The setting holds for this thread and the
     # threads that it starts, so it must come first.
@@ -306,17 +301,11 @@ def main(argv=None):
             groups, optimizer = build_optimizer(run, model)
             # before any weight is read, so that a lack of memory ends the run at once
             if run.device.type == "cuda":
-                dry_run_largest_batch(run, groups, partial(forward_backward, run, model))
+                learn = partial(objective or forward_backward, run, model)
+                dry_run_largest_batch(run, groups, learn)
             fill_weights(run, model, optimizer)
-            # DPO compares with the model at the start, so its log p are computed before step 1
-            if run.config.beta:
-                references = read_references(run)
-                if references is None:
-                    with whole_model(run, model, torch.float32) as whole:
-                        references = find_references(run, whole)
-                run = replace(run, references=references)
             log = RunLog(run, head)
-            train(run, model, groups, optimizer, log, report, args.eval_every)
+            train(run, model, groups, optimizer, log, report, args.eval_every, objective)
             finish(run, model, log, report, began)
     # exit status 2: the user can correct it; 1: the run failed; 143 and 130: a signal ended it
     except (UserError, DataError) as e:

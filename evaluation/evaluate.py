@@ -1,6 +1,6 @@
 """Evaluates a model on records (paper: evaluation; docs/molmo2.md 13).
 
-Every annotation becomes a question, except the types `text` and `preference`. In a conversation,
+Every annotation becomes a question, except the type `text`. In a conversation,
 every turn with a weight above 0 is a question. Its prompt contains the true answers to earlier
 turns. Answers are generated greedily by default. Each score in SCORES is a mean over questions.
 nll is the training loss with its loss weights.
@@ -78,7 +78,7 @@ def questions_of(record, info, config, max_new=None, least=1):
     is None, the maximum is answer_limit or `least`, whichever is larger."""
     questions = []
     for index, annotation in enumerate(record["annotations"]):
-        if annotation["type"] in ("text", "preference"):
+        if annotation["type"] == "text":
             continue  # these types have no question
         assert annotation["type"] in TYPES, (
             f"no score for the type {annotation['type']}: add it to TYPES")
@@ -275,9 +275,8 @@ def losses_of(model, tokenizer, config, records, skipped):
         example.visible_until = example.visible_until.clip(max=n)
         batch = packing.collate([[example]], len(example.tokens), config.vision)
         batch = batch.to(model.norm.weight.device)
-        weights = batch.weights * (batch.answer == 0)  # no tokens of preference answers
-        loss = (weights * model(batch)[0]).double().sum().item()
-        losses.append((record["source"].name, loss, weights.double().sum().item()))
+        loss = (batch.weights * model(batch)[0]).double().sum().item()
+        losses.append((record["source"].name, loss, batch.weights.double().sum().item()))
     return losses
 
 

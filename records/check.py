@@ -54,8 +54,6 @@ TABLES = {
         "t": "from 0!", "id": "object id!", "x": "number!", "y": "number!",
         "occluded": "bool"},
     "text": {**COMMON, "prompt": "text", "text": "text!"},
-    "preference": {
-        **COMMON, "question": "any!", "chosen": "text!", "rejected": "text!"},
 }
 HINTS = {  # added to the message if a value is not an object
     "record": "; if the whole file is one array of records, its name must end in .json",
@@ -64,7 +62,7 @@ HINTS = {  # added to the message if a value is not an object
 }
 URL = re.compile(r"[a-z][a-z0-9+.-]+://|data:", re.I)
 WORDS = {
-    "type": ("caption", "qa", "point", "box", "count", "track", "text", "preference"),
+    "type": ("caption", "qa", "point", "box", "count", "track", "text"),
     "coords": ("unit", "percent", "pixel"),
     "box form": ("xyxy", "xywh", "cxcywh"),
     "point mode": ("point", "point_count", "count_point"),

@@ -4,7 +4,6 @@ in    paths
 out   sizes from headers alone; pixels (H,W,3) uint8 as displayed (docs/molmo2.md 2.1)
 """
 
-import hashlib
 import json
 import os
 import re
@@ -30,13 +29,6 @@ UNKNOWN_FORMATS = {
     "Radiance HDR": (rb"#\?R", "magick a.hdr a.png"),
 }
 MAX_FRAMES = 2048  # per call of frames(): ffmpeg receives their times as one argument
-
-
-def preference_name(record, annotation):
-    """A unique name of a preference pair: a hash of its source, key, media and annotation."""
-    asked = [record.get(key) for key in ("key", "images", "video", "subtitles")]
-    text = json.dumps([record["source"].name, asked, annotation], sort_keys=True)
-    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 @contextmanager

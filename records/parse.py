@@ -89,15 +89,13 @@ def parse_annotation(annotation, record, place):
     check_kind("type", kind, "type", place)
     check_fields(annotation, kind, place)
     shown = medium(record)
-    require(kind in ("qa", "text", "preference") or shown != "text", place,
+    require(kind in ("qa", "text") or shown != "text", place,
             f"an annotation of type {kind} needs an image or a video")
     parsed = {"weight": 1, **annotation}
     if "style" in annotation:
         parsed["style"] = TRAINING_STYLE.get(annotation["style"], annotation["style"])
     if kind == "qa":
         parsed = parse_qa(parsed, record, place)
-    elif kind == "preference":
-        check_question(parsed["question"], record, place)
     elif kind == "caption":
         check_caption(parsed, shown, place)
     elif kind == "track":

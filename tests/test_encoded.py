@@ -65,7 +65,7 @@ def encoded(record, config):
             if field.name == "images":
                 if value is not None and not epoch:
                     found["pixels"] = [list(value.shape), round(float(value.mean()), 1)]
-            elif field.name not in ("source", "pairs"):      # pairs were added later
+            elif field.name not in ("source", "annotation"):  # annotation was added later
                 array = value if isinstance(value, np.ndarray) else np.array(str(value))
                 name = OLD_NAMES.get(field.name, field.name)
                 digest.update(f"{name} {array.dtype} {array.shape}".encode())

@@ -145,7 +145,7 @@ def batch(mask="bidir"):
     images = t["images"].repeat_interleave(2, dim=0)
     row = [tokens.clamp(min=0), t["labels"].long().clamp(min=0), t["loss_weights"].clamp(min=0),
            t["position_ids"].long().clamp(min=0), until.int(), bidir.int(),
-           torch.where(doc < 0, 3, doc).int()]
+           torch.where(doc < 0, 3, doc).int(), branch.int()]
     ids = ["tree", "image", "text"]
     return packing.Batch(*(x[None] for x in row), images, pool_src, pool_dst, ids)
 

@@ -74,7 +74,8 @@ def alone(example):
     trunk = ~np.any(branches, axis=0)
     for branch in branches:
         keep = trunk | branch
-        names = ("tokens", "targets", "weights", "pos", "visible_until", "bidir")
+        names = ("tokens", "targets", "weights", "pos", "visible_until", "bidir",
+                 "annotation")
         cut = {name: getattr(example, name)[keep].copy() for name in names}
         cut["visible_until"][:] = keep.sum()
         if example.images is not None:

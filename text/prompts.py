@@ -28,8 +28,8 @@ SYSTEM = "System: {}\n"  # a system text, in front of the first question (docs/m
 
 
 def turns_of(annotation, record, sizes, config, rng, times=None):
-    """One annotation -> [(question, answer), ..], one for each turn. A preference pair has one for
-    each of its two answers. The list is empty if a track has no visible point on the input frames.
+    """One annotation -> [(question, answer), ..], one for each turn. The list is empty if a track
+    has no visible point on the input frames.
 
     sizes: (width, height) in pixels of every image, or of the video. config: a data.DataConfig.
     times: of the input frames, in seconds of the clip. None means all annotated times.
@@ -39,10 +39,6 @@ def turns_of(annotation, record, sizes, config, rng, times=None):
         return [(annotation.get("prompt", ""), annotation["text"])]
     if kind == "caption":
         return [caption_turn(annotation, record, config, rng)]
-    if kind == "preference":  # two answers to the same question
-        question = question_text(annotation["question"])
-        question = add_style(annotation["style"], question, config, rng)
-        return [(question, annotation[side]) for side in ("chosen", "rejected")]
 
     def turn_of(part):
         if part["type"] == "qa":

@@ -5,7 +5,6 @@ ranks        the processes of a run, and the communication between them
 sources      the record files of a run, and their sampling rates
 planner      decides which packs form a step
 loader       decodes the packs of a step ahead of time
-preferences  preference pairs: their loss, and the reference for the loss
 checkpoint   the run directory: saving and restoring a run
 log          counts and losses of each step, and log.jsonl
 setup        opens everything that a run starts with

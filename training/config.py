@@ -76,7 +76,6 @@ class Config:
     adam_eps: float = 1e-6  # epsilon of AdamW
     clip: float = 1.0  # largest gradient norm; each parameter group is clipped by itself
     z_loss: float = 1e-4  # weight of the squared logsumexp in the loss
-    beta: float = 0.0  # strength of the DPO loss (typical: 0.1); 0: preference pairs are skipped
     residual_dropout: float = 0.0  # dropout of sub-layer outputs at every position
     response_dropout: float = 0.1  # dropout of sub-layer outputs where the target has loss
     freeze_embedding: bool = True  # the base embedding, and a tied head, are not trained
@@ -127,7 +126,7 @@ RANGES = {
     "lr.vit lr.connector lr.llm final_lr z_loss max_skip": (0, 1),
     "residual_dropout response_dropout": (0, 0.999999),
     "clip adam_eps data.fps lora.alpha": (1e-16, inf),
-    "beta data.point_weight data.video_caption_weight": (0, 1000),
+    "data.point_weight data.video_caption_weight": (0, 1000),
     "model.n_layer model.n_embd model.n_head model.n_kv_head model.head_dim": (1, inf),
     "model.n_hidden model.n_vocab model.n_extra model.rope_theta model.yarn.original_max": (1, inf),
     "model.eps model.vision.eps model.yarn.factor model.yarn.attention_factor": (1e-16, inf),
@@ -267,7 +266,7 @@ def make_config(stage, tiny, preset, fields=()):
         config = override(config, name, value)
     if config.lora.rank and "train" not in fields:
         config = replace(config, train=("connector", "llm"))
-    if config.deterministic or config.beta:
+    if config.deterministic:
         config = replace(config, residual_dropout=0.0, response_dropout=0.0)
     # --batch may be smaller than the recipe's micro_batch, and --steps than its vit_steps
     config = replace(config, micro_batch=min(config.micro_batch, config.batch),

@@ -69,12 +69,10 @@ class StepStats:
         self.losses = []  # of each micro-batch: ([(id, source), ..], nll of each example)
         self.sums = dict.fromkeys(product(("nll", "weight"), sources), 0.0)
         self.nonfinite = []
-        self.margins = []  # of the preference pairs of each micro-batch
 
-    def add(self, rows, batch, nll, margins=()):
+    def add(self, rows, batch, nll):
         """Adds a micro-batch: its rows, their Batch, and nll (B,T) of each token. The weighted nll
         is summed for each example."""
-        self.margins.append(margins)
         examples = [x for row in rows for x in row]
         sums = torch.zeros(len(examples) + 1, device=nll.device)  # the last sum is of padding
         sums.index_add_(0, batch.example.flatten(), (batch.weights * nll.detach()).flatten())
@@ -84,24 +82,16 @@ class StepStats:
             self.sums["weight", x.source] += float(x.weights.sum(dtype="float64")) / self.cp
 
     def all_reduce(self):
-        """Sums over all ranks. Sets counts, total_weight, loss, nll_by_source and preferences."""
+        """Sums over all ranks. Sets counts, total_weight, loss and nll_by_source."""
         for examples, sums in self.losses:
             *sums, of_padding = sums.tolist()
             if not math.isfinite(sum(sums) + of_padding):
                 self.nonfinite += [name for name, _ in examples]
             for (_, source), value in zip(examples, sums, strict=True):
                 self.sums["nll", source] += value
-        margins = [margin for part in self.margins for margin in map(float, part)]
-        of_pairs = {"preferences": len(margins), "margin": sum(margins, 0.0),
-                    "preferred": sum(margin > 0 for margin in margins)}
-        sums = all_reduce_sums({**self.counts, **self.sums, **of_pairs})
-        n = sums["preferences"]
+        sums = all_reduce_sums({**self.counts, **self.sums})
         # all ranks that share a row have counted it
         self.counts = {name: round(sums[name] / self.cp) for name in self.counts}
-        self.preferences = {}
-        if n:
-            self.preferences = {"preferences": round(n / self.cp), "margin": sums["margin"] / n,
-                                "preferred": sums["preferred"] / n}
         nll = {name: sums["nll", name] for name in self.sources}
         weights = {name: sums["weight", name] for name in self.sources}
         self.total_weight = sum(weights.values())
@@ -124,7 +114,7 @@ def make_line(config, step, plan, stats, norms, rates, unreadable):
     return {
         "step": step, "loss": stats.loss, **stats.counts, "weight": stats.total_weight,
         "nll_by_source": stats.nll_by_source, "grad_norm": math.hypot(*norms.values()),
-        "grad_norms": norms, "lr": rates, **stats.preferences,
+        "grad_norms": norms, "lr": rates,
         "fill_tokens": stats.counts["tokens"] / (config.batch * config.data.max_tokens),
         "fill_crops": stats.counts["crops"] / (config.batch * config.pack_crops),
         "skipped": add_counts(plan.skipped, unreadable["counts"]),

@@ -117,8 +117,6 @@ def measure(mixture, tokenizer, config, index):
 def skip_reason(record, size, config):
     """-> "kind: sentence", why a record of size (tokens, crops) is skipped. "" if it is used."""
     tokens, crops = size
-    if not config.beta and any(a["type"] == "preference" for a in record["annotations"]):
-        return "needs --beta: it has a preference pair; to train on these pairs, use --beta 0.1"
     if size == (0, 0):  # nothing with loss fits a row
         with_loss = [a for a in record["annotations"] if has_loss(a, config.data)]
         limit = config.data.max_points

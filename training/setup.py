@@ -221,7 +221,7 @@ def fill_weights(run, model, optimizer):
 
 @contextmanager
 def whole_model(run, model, dtype=None):
-    """Gives each rank a whole copy of the model, to generate answers or to compute references."""
+    """Gives each rank a whole copy of the model, to generate answers."""
     model.eval()
     whole = files.gather_on_each(model, run.ranks, run.device, dtype or run.dtype)
     # a model with adapters needs autocast as in training; a merged copy is in run.dtype already
@@ -295,7 +295,6 @@ class Run:
     eval_records: dict  # {name: records} of --eval; None: evaluate on the toy world
     resume_from: checkpoint.Checkpoint
     identity: dict  # saved in checkpoints: model, recipe, data, base of adapters, first --init
-    references: dict = None  # references of preference pairs (training/preferences.py)
 
     @property
     def tokenizer(self):
@@ -312,9 +311,6 @@ def start_run(args, config, world):
         raise UserError(error)
     if config.lora.rank and start.weights is None:
         raise UserError("--lora adds adapters to trained weights; give these weights with --init")
-    if config.beta and start.is_new:
-        raise UserError("--beta compares the model with a reference model; give this model with "
-                        "--init")
     if resume_from.folder and ("packs" in resume_from.state["loader"]["plans"]) != bool(args.plan):
         raise UserError("--plan: --resume needs --plan if the run started with it, and must not "
                         "have it otherwise")

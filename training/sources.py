@@ -194,8 +194,6 @@ def fingerprint(sources, rates, tokenizer, config):
                      for source, rate in zip(sources, rates, strict=True)]
     # version of the rules for the random choices of an example (data.build_tree)
     found["draws"] = 3
-    # without --beta, preference pairs are skipped; None equals the missing entry of older files
-    found["preferences"] = True if config.beta else None
     # tuples become lists, as in a plan or a checkpoint that is read again
     return json.loads(json.dumps(found))
 

@@ -34,8 +34,8 @@ def test_true_answers_score_one_on_images_and_videos():
         if name not in other:
             assert metrics[name] == pytest.approx(1, abs=1e-4), name
     types = [a["type"] for record in records for a in record["annotations"]]
-    # a box is read as points, and a preference is not asked
-    assert {*types, "box", "text", "preference"} == {*WORDS["type"]}
+    # a box is read as points
+    assert {*types, "box", "text"} == {*WORDS["type"]}
     assert metrics["n_qa"] == types.count("qa") + 1 == 8         # one has two turns
     assert (metrics["n_track"], metrics["n_caption"], metrics["skipped"]) == (1, 7, 0)
     assert metrics["hits"] == "within 5 % of the diagonal"

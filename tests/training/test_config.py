@@ -130,8 +130,6 @@ def test_a_stage_of_ones_own_needs_settings_for_the_toy_and_has_the_records_of_s
 def test_deterministic_runs_have_no_dropout_and_a_short_run_a_short_stage_0():
     config = config_of("--deterministic", "--response_dropout=0.5", "--steps", "3", "--batch", "2")
     assert config.response_dropout == config.residual_dropout == 0
-    # with dropout, a model would differ from the reference model of its preference pairs
-    assert config_of("--beta=0.1", "--response_dropout=0.5").response_dropout == 0
     assert config.vit_steps == 3
     assert config.micro_batch == 2
 

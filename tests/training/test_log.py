@@ -49,23 +49,13 @@ def test_the_page_of_questions_has_every_field_of_the_log(tmp_path):
         for line in lines.split(", "):
             stated[line] |= set(re.findall(r"`(\w+)`", names))
     question = {"type": "qa", "question": "How many?", "answer": "Two."}
-    pair = {"type": "preference", "question": "How many?", "chosen": "Two.", "rejected": "None."}
-    data = tmp_path / "pairs.jsonl"
-    data.write_text(json.dumps({"annotations": [question, pair]}) + "\n")
+    data = tmp_path / "a.jsonl"
+    data.write_text(json.dumps({"annotations": [question]}) + "\n")
     assert run(tmp_path / "run", "--stage", "1", "--tiny", "--device", "cpu", "--init", "toy",
-               "--batch", "1", "--steps", "1", "--beta", "0.1", "--data", str(data),
+               "--batch", "1", "--steps", "1", "--data", str(data),
                "--eval", str(data)) == 0
     head, step, scores = map(json.loads, (tmp_path / "run" / "log.jsonl").open())
     assert stated == {"run": set(head), "step": set(step), "scores": set(scores)}
-
-
-def test_a_rank_without_pairs_logs_the_margins_of_the_others(monkeypatch):
-    others = {"preferences": 2, "margin": 1.5, "preferred": 1}
-    stats = log.StepStats(["a"], 1)
-    monkeypatch.setattr(log, "all_reduce_sums", lambda numbers: {
-        name: type(n)(n + others.get(name, 0)) for name, n in numbers.items()})
-    stats.all_reduce()
-    assert stats.preferences == {"preferences": 2, "margin": 0.75, "preferred": 0.5}
 
 
 def test_a_step_of_small_weights_learns_as_any_other(tmp_path):
@@ -172,8 +162,7 @@ def test_a_line_of_the_log_has_the_share_of_the_batch_that_tokens_and_crops_fill
     counts = log.count_rows([[text, image], [text]])
     found = [counts[name] for name in ("tokens", "crops", "examples", "packs")]
     assert found == [110, 8, 3, 2]
-    stats = SimpleNamespace(counts=counts, loss=1.0, total_weight=1.0, nll_by_source={},
-                            preferences={})
+    stats = SimpleNamespace(counts=counts, loss=1.0, total_weight=1.0, nll_by_source={})
     plan = SimpleNamespace(skipped={}, hash="")
     line = log.make_line(config, 1, plan, stats, {"llm": 3.0, "vit": 4.0}, {}, {"counts": {}})
     assert (line["fill_tokens"], line["fill_crops"]) == (110 / 400, 8 / 40)

@@ -11,7 +11,7 @@ from records.check import is_a, is_list_of, require, short
 from records.errors import plural
 from records.parse import as_object
 from records.reader import CHAT_KEYS
-from text.prompts import SYSTEM
+from text.prompts import SYSTEM, question_text
 
 ROLES = {
     "human": "user", "user": "user", "system": "system", "developer": "system",
@@ -101,8 +101,9 @@ def convert(row, args, report):
         rejected = read_answer(rejected, prompts[0], row, args).get("answer")
         require(len(pairs) == 1 and "answer" in pairs[0] and rejected, "the entry",
                 "with a chosen and a rejected answer it must have one question and no boxes")
-        pairs[0]["chosen"] = pairs[0].pop("answer")
-        annotations = [{"type": "preference", **pairs[0], "rejected": rejected}]
+        prompt, answer = question_text(pairs[0].pop("question")), pairs[0].pop("answer")
+        annotations = [{"type": "text", "prompt": prompt, "text": text, **pairs[0]}
+                       for text in (answer, rejected)]
     style = {"style": row["style"]} if "style" in row else {}
     kept = {"id": str(row["id"])} if "id" in row else {}
     kept |= {key: row[key] for key in ("subtitles", "weight") if key in row}

@@ -34,9 +34,9 @@ def made(*turns, system=None, **record):
 
 
 def pair(question="q", weight=None, **record):
-    fields = {"question": question, "chosen": "a", "rejected": "b"}
-    fields |= {"weight": weight} if weight else {}
-    return {**record, "annotations": [{"type": "preference", **fields}]}
+    fields = {"weight": weight} if weight else {}
+    return {**record, "annotations": [{"type": "text", "prompt": question, "text": text, **fields}
+                                      for text in ("a", "b")]}
 
 
 def boxes(*corners, label="cup", coords="pixel", **size):

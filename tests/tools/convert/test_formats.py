@@ -69,7 +69,7 @@ EYES = [image(box("eye", (0.2, 0.3, 0.4, 0.5), coords="unit"),
 LINES = ("0 0.3 0.4 0.2 0.2", "", "1 0.1 0.2 0.5 0.1 0.3 0.6")
 LABELME = [image(box("cup", (1, 2, 30, 40), (40, 5, 50, 9)),
                  path={**SECOND, "path": "../img/1.jpg"})]
-PAIR = [{"annotations": [{"type": "preference", "question": "q", "chosen": "a", "rejected": "b"}]}]
+PAIR = [{"annotations": [{"type": "text", "prompt": "q", "text": text} for text in ("a", "b")]}]
 # {name of a file: content}, the records, {reason: number of skipped entries}
 TABLE = [
     # COCO, Roboflow, LVIS
