@@ -281,8 +281,8 @@ def finish(run, model, log, watcher, began):
         watcher.end(run, log, scores, time.monotonic() - began)
 
 
-def main(argv=None, objective=None):
-    """objective: a function in place of forward_backward (examples/preferences.py)."""
+def main(argv=None, open_objective=None):
+    """open_objective: run -> a function in place of forward_backward (examples/preferences.py)."""
     # Gradients of softmax become denormal numbers, and products with these take a CPU 5
     # to 10 times as long (docs/log.md). The setting holds for this thread and the
     # threads that it starts, so it must come first.
@@ -294,6 +294,7 @@ def main(argv=None, objective=None):
         args, config = parse(argv)
         with checkpoint.lock(Path(args.out)):
             run, model = start_run(args, config, world)
+            objective = open_objective(run) if open_objective else forward_backward
             head = make_head(run, args, model)
             if run.config.vit_steps and run.start.is_new:
                 pretrain_vit(run, model.vision.vit.to(run.device), world)
@@ -301,8 +302,7 @@ def main(argv=None, objective=None):
             groups, optimizer = build_optimizer(run, model)
             # before any weight is read, so that a lack of memory ends the run at once
             if run.device.type == "cuda":
-                learn = partial(objective or forward_backward, run, model)
-                dry_run_largest_batch(run, groups, learn)
+                dry_run_largest_batch(run, groups, partial(objective, run, model))
             fill_weights(run, model, optimizer)
             log = RunLog(run, head)
             train(run, model, groups, optimizer, log, report, args.eval_every, objective)

@@ -257,9 +257,11 @@ FAST = {
     ],
     "examples/preferences.py": [
         ("of_tokens(F.softplus(-margin))", "of_tokens(F.softplus(margin))"),
-        ("of_tokens(self.beta * torch.sigmoid(-margin))", "of_tokens(torch.sigmoid(-margin))"),
-        ("fits / 2 / max(answer.sum(), 1)", "fits / max(answer.sum(), 1)"),
-        ("if run.config.cp > 1:", "if False:"),
+        ("of_tokens(beta * torch.sigmoid(-margin))", "of_tokens(torch.sigmoid(-margin))"),
+        ("weight = 0.5", "weight = 1.0"),
+        ("for number in (k, k + 1)]", "for number in (k, k)]"),
+        ("if not n_pairs:", "if False:"),
+        ('a["weight"] * record["weight"]', "1"),
     ],
     "training/setup.py": [
         ("// (1 + config.most_crops())", "// config.most_crops()", "tests/test_encode.py"),
@@ -395,6 +397,7 @@ SLOW = {
     "training/ranks.py": [
         ("cp, mesh.cp.get_local_rank(), of_all, of_row)", "cp, 0, of_all, of_row)"),
     ],
+    "examples/preferences.py": [("if run.config.cp > 1:", "if False:")],
     "tools/bench/attend.py": [
         "tests/tools/bench/test_bench.py",
         ("mask) for at, mask in parts]", "None) for at, mask in parts]"),

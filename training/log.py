@@ -274,7 +274,8 @@ def end_if_explained(error):
 def how_to_go_on(run):
     """-> what an interrupted run has saved, and the command that continues it. run: None if nothing
     has been written yet. Then the same command can be repeated."""
-    words = list(sys.argv)
+    # unlike sys.argv, it has the -m of python -m; the -u is from torchrun
+    words = [word for word in sys.orig_argv[1:] if word != "-u"]
     kept = "nothing was written; start again with"
     if run:
         words = [word for word in words if word not in ("--overwrite", "--resume")]

@@ -57,7 +57,7 @@ def test_the_code_of_the_page_on_preferences_makes_pairs(tmp_path, monkeypatch):
     """The chosen answer lists the points from right to left, and the rejected one does not."""
     monkeypatch.chdir(tmp_path)
     toy.main(["runs/shapes", "--n", "30", "--split", "train"])
-    (code,) = re.findall(r"```python\n(.*?)```",
+    _, code = re.findall(r"```python\n(.*?)```",
                          (ROOT / "docs" / "preferences.md").read_text(), re.DOTALL)
     exec(code, {})
     records = Records("runs/shapes/pairs.jsonl")

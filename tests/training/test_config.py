@@ -181,6 +181,7 @@ def test_a_config_is_read_from_the_json_of_a_run():
 
 MISTAKES = [
     (["--stpes", "3"], "--stpes: no such flag or field; did you mean --steps?"),
+    (["--beta=0.1"], "--beta: no such flag or field; python -m examples.preferences trains on"),
     (["--compile=maybe"], "--compile: invalid true_or_false value: 'maybe'"),
     (["--betas=0.9,1"], "--betas needs two numbers from 0 to below 1"),
     (["--train", "vision"], "--train: choose one or more of vit, connector, llm"),

@@ -97,26 +97,29 @@ def test_an_error_that_ends_a_run_is_a_sentence_and_a_status(tmp_path, monkeypat
         raise error
 
     monkeypatch.setattr(train, "start_run", start_run)
-    monkeypatch.setattr(sys, "argv", ["train.py", "--init", "a b", "--overwrite"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "train.py", "--init", "a b", "--overwrite"])
     assert run(tmp_path / "out", *SMALL) == status
     assert capsys.readouterr().err == f"train.py: {words}\n"
 
 
-GO_ON = [  # processes, processes per node, flags -> the command
-    (1, 1, "--overwrite", "python train.py --resume"),
-    (1, 1, "--resume", "python train.py --resume"),
-    (1, 1, "--resume-anyway", "python train.py --resume-anyway"),
-    (2, 2, "--cp=2", "torchrun --standalone --nproc-per-node 2 train.py --cp=2 --resume"),
-    (16, 8, "--cp=2", "torchrun on every node as before, with train.py --cp=2 --resume"),
+GO_ON = [  # processes, processes per node, the words after python -> the command
+    (1, 1, "train.py --overwrite", "python train.py --resume"),
+    (1, 1, "train.py --resume", "python train.py --resume"),
+    (1, 1, "train.py --resume-anyway", "python train.py --resume-anyway"),
+    (1, 1, "-m examples.preferences", "python -m examples.preferences --resume"),
+    (2, 2, "-u train.py --cp=2",
+     "torchrun --standalone --nproc-per-node 2 train.py --cp=2 --resume"),
+    (16, 8, "-u -m examples.preferences",
+     "torchrun on every node as before, with -m examples.preferences --resume"),
 ]
 
 
-@pytest.mark.parametrize(("world", "local", "flag", "command"), GO_ON)
+@pytest.mark.parametrize(("world", "local", "words", "command"), GO_ON)
 def test_the_command_that_continues_a_run_is_for_as_many_processes(
-        tmp_path, monkeypatch, world, local, flag, command):
+        tmp_path, monkeypatch, world, local, words, command):
     monkeypatch.setenv("WORLD_SIZE", str(world))
     monkeypatch.setenv("LOCAL_WORLD_SIZE", str(local))
-    monkeypatch.setattr(sys, "argv", ["train.py", flag])
+    monkeypatch.setattr(sys, "orig_argv", ["python", *words.split()])
     started = SimpleNamespace(out=tmp_path)
     (tmp_path / "step-2.part").mkdir()
     assert log.how_to_go_on(started) == f"nothing was saved; start again with: {command}"
@@ -129,7 +132,7 @@ def test_the_command_that_continues_a_run_is_for_as_many_processes(
 
 def test_a_run_that_is_stopped_in_stage_0_says_how_to_start_again(tmp_path, monkeypatch, capsys):
     flags = [*SMALL, "--vit_steps=1", "--steps", "1", "--out", str(tmp_path)]
-    monkeypatch.setattr(sys, "argv", ["train.py", *flags, "--overwrite"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "train.py", *flags, "--overwrite"])
     with monkeypatch.context() as patch:
         patch.setattr(world, "pretrain", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
         assert run(tmp_path, *flags, "--overwrite") == 143

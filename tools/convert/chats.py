@@ -99,11 +99,12 @@ def convert(row, args, report):
         annotations = [{"type": "qa", **qa, "turns": group} for group in groups]
     else:
         rejected = read_answer(rejected, prompts[0], row, args).get("answer")
-        require(len(pairs) == 1 and "answer" in pairs[0] and rejected, "the entry",
-                "with a chosen and a rejected answer it must have one question and no boxes")
-        prompt, answer = question_text(pairs[0].pop("question")), pairs[0].pop("answer")
-        annotations = [{"type": "text", "prompt": prompt, "text": text, **pairs[0]}
-                       for text in (answer, rejected)]
+        is_plain = "answer" in pairs[0] and not {"style", "weight"} & {*row, *pairs[0]}
+        require(len(pairs) == 1 and is_plain and rejected, "the entry", "with a chosen and a "
+                "rejected answer it must have one question, no boxes, no style and no weight; "
+                "--ignore FIELD ignores a field")
+        annotations = [{"type": "text", "prompt": question_text(pairs[0]["question"]), "text": text}
+                       for text in (pairs[0]["answer"], rejected)]
     style = {"style": row["style"]} if "style" in row else {}
     kept = {"id": str(row["id"])} if "id" in row else {}
     kept |= {key: row[key] for key in ("subtitles", "weight") if key in row}
@@ -125,7 +126,7 @@ def read_chat(row, args, report):
         require(turns and turns[-1].role == "assistant", "the entry", "it has no chosen answer")
         last = reader.turn(last_turn(rejected, "rejected", chat[:-1]), "rejected")
         require(last.role == "assistant" and last.weight is None, "rejected",
-                "it must be an answer, and only the chosen answer may have a weight")
+                "it must be an answer without a weight")
         rejected = "".join(last.parts)
     require(not any(map(list, reader.objects.values())), "objects",
             "it has more entries than the texts have <ref-object> or <bbox>")

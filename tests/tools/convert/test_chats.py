@@ -33,9 +33,8 @@ def made(*turns, system=None, **record):
     return {**record, "annotations": [{"type": "qa", **system, "turns": found}]}
 
 
-def pair(question="q", weight=None, **record):
-    fields = {"weight": weight} if weight else {}
-    return {**record, "annotations": [{"type": "text", "prompt": question, "text": text, **fields}
+def pair(question="q", **record):
+    return {**record, "annotations": [{"type": "text", "prompt": question, "text": text}
                                       for text in ("a", "b")]}
 
 
@@ -104,11 +103,13 @@ TABLE = [  # a row, its record or a part of the error message, and flags
     (chat("q", "a", rejected_messages=[user("q"), answer("b")], system="s"), pair("System: s\nq")),
     (chat("q", "a", rejected_messages=[user("p"), answer("b")]), "it does not repeat the turns of"),
     (chat("q", "a", "q", rejected="b"), "it has no chosen answer"),
-    (chat("q", "a", "r", "b", rejected="c"), "must have one question and no boxes"),
-    (chat("q", "a", rejected="<box>(1,2),(3,4)</box>", **X), "must have one question and no boxes"),
-    (chat("q", "a", rejected=answer("b", weight=0)), "only the chosen answer may"),
-    (chat("q", answer("a", weight=0.5), rejected_messages=[user("q"), answer("b")]),
-     pair(weight=0.5)),
+    (chat("q", "a", "r", "b", rejected="c"), "must have one question, no boxes"),
+    (chat("q", "a", rejected="<box>(1,2),(3,4)</box>", **X), "must have one question, no boxes"),
+    (chat("q", "a", rejected=answer("b", weight=0)), "rejected: it must be an answer without a"),
+    (chat("q", answer("a", weight=0.5), rejected="b"), "no boxes, no style and no weight"),
+    *((chat("q", "a", rejected="b", **{key: value}), *expected)
+      for key, value in (("style", "vqa2"), ("weight", 2))
+      for expected in (["no style and no weight"], [pair(), f"--ignore {key}"])),
     (chat("q", chosen="a"), "it has 'chosen', but no rejected answer"),
     (chat("q", "a", label=True), "'label' is True; --keep-desired uses the answers that KTO"),
     (chat("q", "a", label=True), QA, "--keep-desired"),
