@@ -57,7 +57,7 @@ def new_reference():
 
 def learn(reference, model, row, ranks=None, cp=1, cp_heads=0):
     """Calls forward_backward with the part of a run that it needs."""
-    config = SimpleNamespace(data=replace(DATA, max_tokens=4 * T), crop_bucket=1, z_loss=0.0,
+    config = SimpleNamespace(data=replace(DATA, max_tokens=2 * T), crop_bucket=1, z_loss=0.0,
                              cp=cp, cp_heads=cp_heads)
     run = SimpleNamespace(config=config, ranks=ranks or Ranks(), device=torch.device("cpu"),
                           dtype=torch.float32)
