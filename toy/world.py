@@ -11,9 +11,6 @@ from records.mixture import group_rates, sqrt_size
 from toy.images import CURRICULUM, MAX_OBJECTS, NUMBERS, ImageSeries, Sums, World
 from toy.shapes import COLOURS, FEW, LATTICE, SHAPES, SIZE
 from toy.videos import MovingShapes
-from toy.vit import init_neighbor_heads, pretrain
-
-__all__ = ["WORDS", "held_out", "init_neighbor_heads", "mixture", "pretrain"]
 
 # The toy's tokenizer encodes each of these strings as one id. The order determines the ids.
 WORDS = (

@@ -294,8 +294,6 @@ def how_to_go_on(run):
         if not {"--resume-anyway", "--resume_anyway"} & {*words}:
             words.append("--resume")
         kept = "continue with" if may_resume else "nothing was saved; start again with"
-        if not may_resume and (run.out / "stage0.jsonl").exists():
-            kept = "nothing was saved, not even stage 0; start again with"
     local = os.environ.get("LOCAL_WORLD_SIZE", "1")
     launch = "python"
     if os.environ.get("WORLD_SIZE", "1") != local:

@@ -224,6 +224,24 @@ def read_weights(model, folder):
         lora.copy_rows(parameters[name], tensor)
 
 
+@torch.no_grad()
+def read_vit(model, folder):
+    """Copies the ViT of a folder, as in `describe`, into a model that is not sharded. Raises the
+    errors of `load`, and ValueError if the two ViTs do not have the same config."""
+    found = describe(folder)
+    ours = dataclasses.asdict(model.config.vision)
+    theirs = dataclasses.asdict(found.config.vision)
+    different = [name for name in ours if ours[name] != theirs[name]]
+    if different:
+        name = different[0]
+        raise ValueError(f"its ViT has {name} {theirs[name]}, but the new model has {ours[name]}; "
+                         "give the folder of a ViT with the same --model.vision, or --vit= to "
+                         "start with random weights")
+    for name, tensor in read(found):
+        if name.startswith("vision.vit."):
+            model.get_parameter(name).copy_(tensor)
+
+
 def fingerprint(folder):
     """A hash of config.json and of the files with tensors. Of each file it uses 256 evenly spaced
     samples of 4 KB, because further training changes nearly every number of a tensor."""
