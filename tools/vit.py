@@ -43,8 +43,9 @@ def main(argv=None):
     init_neighbor_heads(vit)
     vit.to(open_device(args.device))
     with own_folder(args.out, "tools.vit"):
-        for line in tqdm(pretrain(vit, args.seed, args.steps), total=args.steps, unit="step"):
-            pass
+        steps = tqdm(pretrain(vit, args.seed, args.steps), total=args.steps, unit="step")
+        for line in steps:
+            steps.set_postfix(line["nll"])
         files.save(model, args.out)
         ByteTokenizer(WORDS).save(args.out)
     print_line({"out": args.out, **line})

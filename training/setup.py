@@ -181,6 +181,12 @@ def open_model(config, start):
     A new model is on the CPU. Any other model is on the meta device, so that no rank ever has the
     whole model: train.place allocates the shard of each rank, and fill_weights reads it.
     """
+    vit = None
+    if start.is_new and config.vit:
+        try:
+            vit = files.read_vit(config.vit, config.model.vision)
+        except (OSError, ValueError) as e:
+            raise UserError(f"--vit {config.vit}: {e}") from None
     try:
         if start.is_new:
             model = models.Molmo2(config.model).init_weights()
@@ -188,11 +194,8 @@ def open_model(config, start):
             model = files.meta_model(config.model)
     except (AssertionError, IndexError, RuntimeError, ValueError, ZeroDivisionError) as e:
         raise UserError(f"--model: a model cannot have this shape: {e}") from None
-    if start.is_new and config.vit:  # as released models start from SigLIP 2
-        try:
-            files.read_vit(model, config.vit)
-        except (OSError, ValueError) as e:
-            raise UserError(f"--vit {config.vit}: {e}") from None
+    if vit:
+        model.vision.vit.load_state_dict(vit)
     return apply_recipe(model, config).train()
 
 

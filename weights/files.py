@@ -224,22 +224,18 @@ def read_weights(model, folder):
         lora.copy_rows(parameters[name], tensor)
 
 
-@torch.no_grad()
-def read_vit(model, folder):
-    """Copies the ViT of a folder, as in `describe`, into a model that is not sharded. Raises the
-    errors of `load`, and ValueError if the two ViTs do not have the same config."""
+def read_vit(folder, config):
+    """-> {name: mapped tensor} of the ViT of a folder, as in `describe`. Raises the errors of
+    `load`, and ValueError if config, a VisionConfig, is not the one of the folder."""
     found = describe(folder)
-    ours = dataclasses.asdict(model.config.vision)
     theirs = dataclasses.asdict(found.config.vision)
-    different = [name for name in ours if ours[name] != theirs[name]]
-    if different:
-        name = different[0]
-        raise ValueError(f"its ViT has {name} {theirs[name]}, but the new model has {ours[name]}; "
-                         "give the folder of a ViT with the same --model.vision, or --vit= to "
-                         "start with random weights")
-    for name, tensor in read(found):
-        if name.startswith("vision.vit."):
-            model.get_parameter(name).copy_(tensor)
+    for name, value in dataclasses.asdict(config).items():
+        if theirs[name] != value:
+            raise ValueError(f"its ViT has {name} {theirs[name]}, but the new model has {value}; "
+                             "give the folder of a ViT with the same --model.vision, or --vit= to "
+                             "start with random weights")
+    start = "vision.vit."
+    return {name.removeprefix(start): t for name, t in read(found) if name.startswith(start)}
 
 
 def fingerprint(folder):
