@@ -1,6 +1,6 @@
 """Trains a ViT on images of the toy world, and writes a model folder with it.
 
-    python -m tools.vit runs/vit --steps 1500
+    python -m tools.vit runs/vit --steps 20
 
 `train.py --stage 1 --tiny --vit runs/vit` then starts with this ViT. Without --vit, it starts with
 the ViT of toy/weights. The rest of the model in the folder has random weights. The last line is

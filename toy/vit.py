@@ -18,6 +18,7 @@ from torch import nn
 import vision
 from toy import shapes
 from toy.images import World
+from toy.shapes import KINDS
 
 N_PLACES = shapes.SIZE // shapes.LATTICE + 1  # columns of possible centres; as many rows
 TASKS = ("colour", "shape", "column", "row")  # column and row of the object's centre
@@ -34,20 +35,20 @@ OFFSETS = (((0, 1), (0, -1), (1, 0), (-1, 0)),
            ((0, 2), (0, -2), (2, 0), (-2, 0)))
 
 
-def labels(scene, grid, kinds):
+def labels(scene, grid):
     """The classes of TASKS for each patch of a toy scene, (grid*grid, 4) int64.
 
     The label is the object that covers most of the patch. If no object covers a quarter of the
     patch, the label is background: one class after the last colour and the last shape, and -1 for
     column and row.
     """
-    classes = np.tile((len(kinds.colours), len(kinds.shapes), -1, -1), (grid * grid, 1))
+    classes = np.tile((len(KINDS.colours), len(KINDS.shapes), -1, -1), (grid * grid, 1))
     if scene["objects"]:
         masks = torch.from_numpy(np.stack([shapes.mask_of(o) for o in scene["objects"]]))
         coverage = F.adaptive_avg_pool2d(masks.float(), grid).flatten(1)  # (n, grid*grid)
         best, which = (values.numpy() for values in coverage.max(0))
         of_objects = [
-            [kinds.colours.index(o["colour"]), kinds.shapes.index(o["shape"]),
+            [KINDS.colours.index(o["colour"]), KINDS.shapes.index(o["shape"]),
              o["x"] // shapes.LATTICE, o["y"] // shapes.LATTICE]
             for o in scene["objects"]
         ]
@@ -60,7 +61,7 @@ def labelled_images(world, numbers, config):
     """-> patches of the images with these numbers (N,P,F) uint8, classes of all patches (N*P,4)."""
     scenes = [world.scene(i) for i in numbers]
     pixels = np.stack([vision.resize(shapes.render(s), config.crop, config.crop) for s in scenes])
-    classes = np.concatenate([labels(s, config.grid, world.kinds) for s in scenes])
+    classes = np.concatenate([labels(s, config.grid) for s in scenes])
     return vision.patchify(pixels, config), classes
 
 
@@ -68,10 +69,9 @@ def pretrain(vit, seed, steps, lr=1e-3, images=8):
     """Trains the ViT for `steps` steps, each with other images. No later stage uses these images.
     Yields {"step", "nll": {task: nats}, "seconds"} after each step."""
     world = World("train", seed, questions="patches")
-    kinds = world.kinds
     n_features = len(vit.config.feature_layers) * vit.config.n_embd
     # colour and shape have one more class, the background
-    n_classes = [len(kinds.colours) + 1, len(kinds.shapes) + 1, N_PLACES, N_PLACES]
+    n_classes = [len(KINDS.colours) + 1, len(KINDS.shapes) + 1, N_PLACES, N_PLACES]
     head = nn.Linear(n_features, sum(n_classes), device=vit.pos.device)
     optimizer = torch.optim.AdamW([*vit.parameters(), *head.parameters()], lr, betas=(0.9, 0.95),
                                   eps=1e-6, weight_decay=0.0, fused=vit.pos.device.type != "mps")

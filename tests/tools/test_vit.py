@@ -7,7 +7,6 @@ import torch
 
 from tests.training.runs import run, sentence
 from tools import vit
-from toy.vit import pretrain
 from weights import files
 
 NEW = ["--stage", "1", "--tiny", "--device", "cpu", "--steps", "1", "--eval_images=0",

@@ -45,12 +45,12 @@ def test_heads_of_a_new_vit_attend_to_neighbours():
 def test_labels_are_of_the_object_that_covers_most_of_a_patch():
     world = World("train")
     patch = SIZE // 10
-    colours, shape_names, *_ = shapes.FEW
+    colours, shape_names, *_ = shapes.KINDS
     ground = (len(colours), len(shape_names), -1, -1)
     shape_classes = set()
     for i in range(30):
         scene = world.scene(i)
-        classes = vit.labels(scene, 10, shapes.FEW).reshape(10, 10, 4)
+        classes = vit.labels(scene, 10).reshape(10, 10, 4)
         for r, c in np.ndindex(10, 10):
             cut = np.s_[r * patch : (r + 1) * patch, c * patch : (c + 1) * patch]
             coverage = [shapes.mask_of(o)[cut].mean() for o in scene["objects"]]
