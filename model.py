@@ -61,7 +61,7 @@ class ModelConfig:
 
 
 TOY_VISION = VisionConfig(n_layer=3, n_embd=128, n_head=4, n_hidden=512, feature_layers=(2, 0),
-                          grid=10, patch=10, overlap_margin=2, neighbor_init=True)
+                          grid=10, patch=10, overlap_margin=2)
 PRESETS = {
     "toy": ModelConfig(n_layer=4, n_embd=128, n_head=4, n_kv_head=2, head_dim=32, n_hidden=384,
                        n_vocab=384, rope_theta=1e4, init_std=0.0, vision=TOY_VISION),
@@ -353,11 +353,7 @@ class Molmo2(nn.Module):
 
     @torch.no_grad()
     def init_weights(self):
-        """Draws new weights: normal matrices, biases of 0, norms of 1.
-
-        With vision.neighbor_init the position embeddings of the ViT stay 0, because
-        init_neighbor_heads of toy/vit.py sets them.
-        """
+        """Draws new weights: normal matrices, biases of 0, norms of 1."""
         std = self.config.init_std
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -366,8 +362,7 @@ class Molmo2(nn.Module):
                     nn.init.zeros_(module.bias)
             elif isinstance(module, nn.Embedding):
                 nn.init.normal_(module.weight, std=std or 1.0)
-        if not self.config.vision.neighbor_init:
-            nn.init.normal_(self.vision.vit.pos, std=0.02)
+        nn.init.normal_(self.vision.vit.pos, std=0.02)
         return self
 
 

@@ -56,7 +56,6 @@ from training.ranks import all_reduce_sums
 from training.setup import (
     dry_run_largest_batch,
     fill_weights,
-    pretrain_vit,
     start_run,
 )
 from weights import files
@@ -308,11 +307,10 @@ def main(argv=None, open_objective=None):
         signal.signal(signal.SIGTERM, stop_at_once)
         args, config = parse(argv)
         with checkpoint.lock(Path(args.out)):
-            run, model = start_run(args, config, world)
+            generated = world.mixture(config.seed, config.stage)  # used without --data
+            run, model = start_run(args, config, generated)
             objective = open_objective(run) if open_objective else forward_backward
             head = make_head(run, args, model)
-            if run.config.vit_steps and run.start.is_new:
-                pretrain_vit(run, model.vision.vit.to(run.device), world)
             place(run, model)
             groups, optimizer = build_optimizer(run, model)
             # before any weight is read, so that a lack of memory ends the run at once

@@ -45,7 +45,6 @@ class VisionConfig:
     patch: int = 14                    # pixels along one side of a patch
     overlap_margin: int = 4            # patches of overlap on each side of a high-resolution crop
     eps: float = 1e-6                  # epsilon of the LayerNorms
-    neighbor_init: bool = False        # new heads attend to neighbouring patches (toy/vit.py)
 
     @property
     def crop(self):  # 378 pixels

@@ -70,7 +70,7 @@ def records_to_show(config):
     """The same four held-out toy images at every step, with two questions each: the points of all
     objects, and the caption."""
     shown = []
-    for record in world.held_out_images("test", config.seed, 4, (2, 3, 4), config.toy_kinds):
+    for record in world.held_out_images("test", config.seed, 4, (2, 3, 4)):
         asked = [a for a in record["annotations"]
                  if a["type"] == "caption"
                  or (a["type"], a["label"]) == ("point", "any shape")]
@@ -130,7 +130,7 @@ def final_scores(run, model, samples_dir=None):
     if is_toy and not config.eval_images:
         return {}
     if is_toy:
-        sets = world.held_out(config.stage, config.seed, config.eval_images, config.toy_kinds)
+        sets = world.held_out(config.stage, config.seed, config.eval_images)
         options = {"masks_of": toy_masks, "max_new": 128 if config.stage == 1 else 384}
         asked = config.data
     else:
@@ -215,9 +215,9 @@ def draw_curves(out):
 
 
 def draw_progress(out):
-    """Draws scores.png in the run directory `out`: scores over the minutes of stage 0 and training.
+    """Draws scores.png in the run directory `out`: scores over the minutes of training.
     A score needs two or more values. If no score has them, no file is written."""
-    minutes = sum(line.get("seconds", 0) for line in read_log(out / "stage0.jsonl")) / 60
+    minutes = 0
     series = {name: [] for name in IMAGE_TARGETS | VIDEO_TARGETS}
     for line in read_log(out / "log.jsonl"):
         if "loss" in line:

@@ -6,8 +6,8 @@ RESULTS.md reports times and scores.
 RECIPE = {
     "preset": "toy",
     "steps": 2200,
-    "vit_steps": 1500,               # stage 0 (toy/vit.py)
-    "train": ("connector", "llm"),   # the ViT is trained in stage 0
+    "vit": "toy",                    # a new model starts with the trained ViT of toy/weights
+    "train": ("connector", "llm"),
     "eval_images": 100,
     "batch": 3,                      # with larger batches, the loss falls less in the same time
     "micro_batch": 6,                # upper limit; lowered to `batch` if that is smaller

@@ -303,8 +303,7 @@ def test_dropout_has_the_rates_of_training_where_a_batch_has_loss(monkeypatch):
 @pytest.mark.parametrize("init_std", [0.0, 0.02])
 def test_new_weights_have_the_standard_deviation_of_the_config_or_of_their_inputs(init_std):
     torch.manual_seed(0)
-    vision = replace(models.TOY_VISION, neighbor_init=False)
-    model = models.Molmo2(replace(models.PRESETS["toy"], init_std=init_std, vision=vision))
+    model = models.Molmo2(replace(models.PRESETS["toy"], init_std=init_std))
     for name, p in model.init_weights().named_parameters():
         if p.dim() == 1:
             assert torch.equal(p, torch.full_like(p, "norm.weight" in name)), name

@@ -26,7 +26,7 @@ from text.visual_tokens import images_tokens, video_tokens
 from training.ranks import all_reduce_sums
 
 TOY = models.PRESETS["toy"]
-VISION = replace(TOY.vision, n_layer=3, feature_layers=(2, 1), neighbor_init=False)
+VISION = replace(TOY.vision, n_layer=3, feature_layers=(2, 1))
 CONFIG = replace(TOY, n_layer=2, n_head=8, n_kv_head=2, vision=VISION)
 DATA = data.DataConfig(max_tokens=512, max_crops=2, vision=VISION)
 TOKENIZER = ByteTokenizer()

@@ -33,7 +33,7 @@ MEDIA = ROOT / "tests" / "media"
 WITHOUT_SHAPE = ["--stage", "1", "--tiny", "--batch", "4", "--steps", "3", "--eval_images=1",
                  "--deterministic", "--device", "cpu"]
 SMALL = [*WITHOUT_SHAPE, "--model.n_layer=1", "--model.n_embd=32", "--model.n_hidden=64",
-         "--model.vision.n_embd=32", "--model.vision.n_hidden=64"]
+         "--model.vision.n_embd=32", "--model.vision.n_hidden=64", "--vit="]
 PHOTOS = ["--data", str(MEDIA / "records.jsonl"), "--media", str(MEDIA)]
 
 
@@ -76,9 +76,10 @@ def opened(*flags):
     rows of its steps."""
     args, config = parse(flags)
     torch.manual_seed(config.seed)
-    start, config = find_start(args, config, world)
-    model = open_model(config, start, world)
-    sources, rates, _ = open_sources(args, config, world)
+    start, config = find_start(args, config)
+    model = open_model(config, start)
+    generated = world.mixture(config.seed, config.stage)
+    sources, rates, _ = open_sources(args, config, generated)
     mixture = Mixture(sources, rates, config.seed)
     planner = StepPlanner(mixture, start.tokenizer, config)
     loader = Loader(mixture, start.tokenizer, config, planner)
@@ -114,7 +115,7 @@ def nll_of(model, batch):
 
 def test_the_loss_is_a_weighted_mean_over_the_whole_step(tmp_path):
     """Micro-batches have very different weights. The log contains the mean over all of them."""
-    flags = ["--data.sqrt_length=true", "--data.point_weight=0.2", "--vit_steps=0"]
+    flags = ["--data.sqrt_length=true", "--data.point_weight=0.2"]
     model, config, rows_of_steps = opened(*SMALL, *flags)
     rows = next(rows_of_steps)
     weight = sum(float(x.weights.sum()) for row in rows for x in row)
@@ -160,7 +161,7 @@ def test_three_steps_equal_three_written_by_hand(tmp_path):
     """The first step of Adam is the sign of the gradient, which would hide clipping and betas.
     Therefore there are three steps, and eps is as large as the gradients."""
     flags = ["--lr.vit=1e-3", "--lr.connector=2e-3", "--lr.llm=5e-4", "--adam_eps=0.01",
-             "--data.point_weight=0.2", "--vit_steps=0", "--train=vit,connector,llm"]
+             "--data.point_weight=0.2", "--train=vit,connector,llm"]
     model, config, rows_of_steps = opened(*SMALL, *flags)
     before = {name: p.detach().clone() for name, p in model.named_parameters()}
     groups = [{"params": parameters, "name": part}
@@ -230,9 +231,9 @@ def test_the_seconds_of_a_step_are_without_checkpoint_picture_and_evaluation(tmp
     save = taking(1000, lambda run, model, optimizer, step, position: saved.append(step))
     monkeypatch.setattr(train.checkpoint, "save", save)
     watcher = SimpleNamespace(look=taking(10), evaluate_step=taking(100))
-    args, config = parse([*SMALL, "--micro-batch", "2", "--save-every", "0", "--vit_steps=0",
+    args, config = parse([*SMALL, "--micro-batch", "2", "--save-every", "0",
                           "--out", str(tmp_path)])
-    run, model = train.start_run(args, config, world)
+    run, model = train.start_run(args, config, world.mixture(0))
     log = SimpleNamespace(write=lines.append)
     train.train(run, model, *train.build_optimizer(run, model), train.forward_backward, log,
                 watcher, eval_every=1)
@@ -251,7 +252,7 @@ def test_dropout_has_random_numbers_of_its_own_in_every_step_and_on_every_rank(
     watcher = SimpleNamespace(look=lambda *_: {})
     args, config = parse([*SMALL, "--steps", "2", "--save-every", "0", "--out", str(tmp_path)])
     for rank in (0, 1):
-        run, model = start_run(args, config, world)
+        run, model = start_run(args, config, world.mixture(0))
         run = dataclasses.replace(run, ranks=dataclasses.replace(run.ranks, rank=rank))
         log = SimpleNamespace(write=lambda line: None)
         train.train(run, model, *train.build_optimizer(run, model), train.forward_backward, log,
@@ -266,8 +267,7 @@ def test_dropout_has_random_numbers_of_its_own_in_every_step_and_on_every_rank(
      ("vision.vit", "embedding", "blocks", "norm")),
 ])
 def test_only_the_named_parts_learn(tmp_path, flag, learn, stay):
-    run(tmp_path / "a", flag, "--steps", "1", "--warmup.llm=0", "--warmup.connector=0",
-        "--vit_steps=0")
+    run(tmp_path / "a", flag, "--steps", "1", "--warmup.llm=0", "--warmup.connector=0")
     before = dict(opened(*SMALL)[0].named_parameters())
     after = dict(files.load(tmp_path / "a").named_parameters())
     changed = [name for name in before if not torch.equal(before[name], after[name])]
@@ -275,20 +275,22 @@ def test_only_the_named_parts_learn(tmp_path, flag, learn, stay):
     assert all(any(name.startswith(part) for name in changed) for part in learn)
 
 
-def test_stage_0_teaches_a_vit_that_starts_from_nothing_and_no_other(plain, tmp_path):
-    lines = [json.loads(line) for line in (plain[0] / "stage0.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [1, 2, 3]
-    assert set(lines[0]["nll"]) == {"colour", "shape", "column", "row"}
-    run(tmp_path / "again", "--init", str(plain[0]), "--steps", "1")
-    without = steps_of(run(tmp_path / "without", "--vit_steps=0", "--steps", "1"))
-    assert not (tmp_path / "again" / "stage0.jsonl").exists()
-    assert not (tmp_path / "without" / "stage0.jsonl").exists()
-    first = steps_of(plain[1])[0]
-    assert without[0]["loss"] != first["loss"]
-    assert without[0]["ids"] == first["ids"]
-    assert "vit" not in first["grad_norms"]  # the ViT is trained in stage 0, then frozen
-    learning = run(tmp_path / "learning", "--train", "vit,connector,llm", "--steps", "1")
-    assert steps_of(learning)[0]["grad_norms"]["vit"] > 0
+def test_a_new_model_starts_with_the_vit_of_a_folder_which_is_then_frozen(tmp_path):
+    """With --tiny, this folder is toy/weights. --vit= gives random weights."""
+    torch.manual_seed(1)
+    other = models.Molmo2(models.PRESETS["toy"]).init_weights()
+    files.save(other, tmp_path / "other")
+    flags = [*WITHOUT_SHAPE, "--model.n_layer=1", "--steps", "1", "--eval_images=0"]
+    random = opened(*flags, "--vit=")[0]
+    starts = {"": files.load("toy"), f"--vit={tmp_path / 'other'}": other, "--vit=": random}
+    for k, (flag, wanted) in enumerate(starts.items()):
+        out = tmp_path / str(k)
+        train.main([*flags, *flag.split(), "--out", str(out)])
+        after = files.load(out)
+        for name, p in wanted.vision.vit.named_parameters():
+            assert torch.equal(after.get_parameter(f"vision.vit.{name}"), p), (flag, name)
+        assert not torch.equal(after.extra.weight, random.extra.weight)
+        assert "vit" not in steps_of(log_of(out))[0]["grad_norms"]
 
 
 def test_a_run_leaves_log_weights_curves_and_samples(plain):

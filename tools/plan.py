@@ -36,8 +36,9 @@ from training.sources import fingerprint, open_sources
 def open_training(args, config):
     """Opens the data and the tokenizer as train.py does -> Mixture, tokenizer, config with the
     shape of the model."""
-    sources, rates, _ = open_sources(args, config, world)
-    start, config = find_start(args, config, world)
+    generated = world.mixture(config.seed, config.stage)
+    sources, rates, _ = open_sources(args, config, generated)
+    start, config = find_start(args, config)
     return Mixture(sources, rates, config.seed), start.tokenizer, config
 
 

@@ -11,7 +11,6 @@ from PIL import Image
 
 from records.errors import plural
 from tools.command import make_parser, own_folder, positive, report_errors, whole_number
-from toy.shapes import KINDS_BY_NAME
 from toy.world import SOURCES
 
 
@@ -75,14 +74,11 @@ def main(argv=None):
     add("--split", choices=("train", "test", "unseen"), default="test",
         help="split of the scenes (default test); unseen needs --what images")
     add("--seed", type=whole_number(0), default=0, help="seed of the scenes (default 0)")
-    add("--kinds", choices=KINDS_BY_NAME, default="few", help=(
-        "combinations of colour and shape: few (24, default), or many (54; needs --what images)"))
     args = parser.parse_args(argv)
-    options = {"kinds_name": args.kinds} if args.what == "images" else {}
-    if args.what != "images" and (args.split == "unseen" or args.kinds != "few"):
-        parser.error("--split unseen and --kinds many need --what images")
+    if args.what != "images" and args.split == "unseen":
+        parser.error("--split unseen needs --what images")
     with own_folder(args.out, "tools.toy"):
-        export(args.out, SOURCES[args.what](args.split, args.seed, **options), args.n)
+        export(args.out, SOURCES[args.what](args.split, args.seed), args.n)
     print(f"{plural(args.n, 'record')}, the media and masks.npz were written to {args.out}.")
 
 

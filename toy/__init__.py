@@ -5,5 +5,5 @@ images.py    the data sources of single images, of several images, and of sums i
 motion.py    generates moving shapes as formulas, and renders them at any time
 videos.py    the data source of videos, and the questions about them
 world.py     the words of the tokenizer, the mixture of each stage, the held-out sets
-vit.py       stage 0: initial weights and pre-training of the toy's ViT
+vit.py       initial weights and training of the toy's ViT (tools/vit.py)
 """

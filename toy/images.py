@@ -13,7 +13,7 @@ import numpy as np
 
 from records.mixture import rng_for
 from records.parse import parse
-from toy.shapes import FEW, KINDS_BY_NAME, SIZE, VERSION, draw_scene, mask_of, name_of, render
+from toy.shapes import KINDS, SIZE, VERSION, draw_scene, mask_of, name_of, render
 
 CURRICULUM = 2000  # the first images of a source are easier; this is their number
 SINGLE = 0.2  # fraction of the curriculum with only one object per image
@@ -63,7 +63,7 @@ def image_entry(name):
 
 
 class World:
-    """Single images. split: train, test or unseen. kinds_name: a key of KINDS_BY_NAME.
+    """Single images. split: train, test or unseen.
 
     An image has point annotations for every kind of object in it, for a kind that is absent, for
     all objects, for all objects of one colour, and for all objects of one shape. With
@@ -71,15 +71,13 @@ class World:
     have fewer annotations, so that more of them fit into a row.
     """
 
-    def __init__(self, split, seed=0, questions="all", curriculum=0, max_objects=6,
-                 kinds_name="few"):
+    def __init__(self, split, seed=0, questions="all", curriculum=0, max_objects=6):
         self.split = split
         self.seed = seed
         self.questions = questions
         self.curriculum = curriculum  # the number of easier images at the start
         self.max_objects = max_objects
-        self.kinds = KINDS_BY_NAME[kinds_name]
-        self.name = f"{'tiny' if kinds_name == 'few' else kinds_name}-{split}-{questions}"
+        self.name = f"tiny-{split}-{questions}"
         self.ordered = True  # endless, so it cannot be shuffled
         self.fingerprint = (f"{self.name} seed {seed} lessons {curriculum} most {max_objects} "
                             f"version {VERSION}")
@@ -102,7 +100,7 @@ class World:
     def scene(self, i):
         for attempt in range(1000):
             rng = rng_for(self.seed, "scene", self.split, self.questions, i, attempt)
-            scene = draw_scene(rng, self.split, self.kinds, *self.difficulty(i))
+            scene = draw_scene(rng, self.split, *self.difficulty(i))
             if is_held_out(scene) == (self.split != "train"):
                 return scene
         raise AssertionError(f"no scene for {self.name} {i}")
@@ -128,7 +126,7 @@ class World:
 
     def kinds_to_name(self, objects, rng):
         present = sorted({(o["colour"], o["shape"]) for o in objects})
-        pool = self.kinds.all if self.split == "unseen" else self.kinds.seen
+        pool = KINDS.all if self.split == "unseen" else KINDS.seen
         absent = [kind for kind in pool if kind not in present]
         kinds = [*present, absent[int(rng.integers(len(absent)))], ("any", "shape")]
         if objects:
@@ -185,7 +183,7 @@ class ImageSeries:
             answer = str(images_of[label][0] + 1)
             question = f"which image shows {label}"
             annotations.append({"type": "qa", "question": question, "answer": answer})
-        shape = FEW.shapes[int(rng.integers(len(FEW.shapes)))]
+        shape = KINDS.shapes[int(rng.integers(len(KINDS.shapes)))]
         count = sum(o["shape"] == shape for objects in scenes for o in objects)
         annotations.append({"type": "count", "label": f"any {shape}", "count": count})
 
@@ -232,7 +230,7 @@ class Sums:
         rng = rng_for(self.seed, "sums", i)
         a = int(rng.integers(1, 4))
         b = int(rng.integers(1, 4))
-        first, second = rng.permutation(FEW.shapes)[:2].tolist()
+        first, second = rng.permutation(KINDS.shapes)[:2].tolist()
         question = ", ".join(f"{NUMBERS[n - 1]} {shape}{'s' * (n > 1)}"
                              for n, shape in ((a, first), (b, second)))
         answer = {"type": "qa", "question": question, "answer": str(a + b)}

@@ -17,7 +17,7 @@ vertical `pole` in front of all objects (0: no pole). Every object also has thes
 
 import numpy as np
 
-from toy.shapes import FEW, LATTICE, SIZE, draw_ground, mask_of, paint, render
+from toy.shapes import KINDS, LATTICE, SIZE, draw_ground, mask_of, paint, render
 
 STEP = 0.5  # seconds between two frames, as in data.fps
 LOW, HIGH = 20, 80  # pixels: range of the centres
@@ -49,7 +49,7 @@ def object_at(o, time):
 
 def draw_video(rng, steps, max_objects):
     n = 1 + int(rng.integers(max_objects))
-    kinds = [FEW.seen[int(k)] for k in rng.permutation(len(FEW.seen))[:n]]
+    kinds = [KINDS.seen[int(k)] for k in rng.permutation(len(KINDS.seen))[:n]]
     if n > 1 and rng.random() < 0.3:
         kinds[1] = kinds[0]  # two objects of the same kind
     objects = [draw_object(rng, kind, kinds, steps) for kind in kinds]
@@ -65,7 +65,7 @@ def draw_object(rng, kind, kinds, steps):
     come = int(rng.integers(0, steps - stay + 1)) if rng.random() < 0.7 else 0
     way = list(WAYS)[int(rng.integers(5))]
     # after a change of colour, two kinds must not be the same, because names would be ambiguous
-    others = [c for c in FEW.colours if (c, shape) in FEW.seen and (c, shape) not in kinds]
+    others = [c for c in KINDS.colours if (c, shape) in KINDS.seen and (c, shape) not in kinds]
     changes = stay > 3 and others and rng.random() < 0.35
     r = int(rng.integers(*RADII[len(kinds) - 1]))
     light = int(rng.integers(-25, 26))

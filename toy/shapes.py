@@ -24,11 +24,8 @@ COLOURS = {
     "yellow": (250, 225, 60),
     "purple": (200, 90, 235),
     "white": (245, 245, 245),
-    "orange": (250, 140, 40),
-    "cyan": (70, 220, 230),
-    "pink": (255, 150, 195),
 }
-SHAPES = ("circle", "square", "triangle", "cross", "diamond", "bar")
+SHAPES = ("circle", "square", "triangle", "cross")
 
 
 class Kinds(NamedTuple):
@@ -40,18 +37,10 @@ class Kinds(NamedTuple):
     unseen: tuple
 
 
-def combine(colours, shapes, unseen):
-    combinations = [(colour, shape) for colour in colours for shape in shapes]
-    seen = [kind for kind in combinations if kind not in unseen]
-    return Kinds(tuple(colours), tuple(shapes), tuple(combinations), tuple(seen), tuple(unseen))
-
-
 # Scenes are sampled by index into these tuples. A different order would change every scene.
-FEW = combine(
-    tuple(COLOURS)[:6], SHAPES[:4],
-    [("blue", "square"), ("green", "triangle"), ("red", "cross"), ("yellow", "circle")])
-MANY = combine(COLOURS, SHAPES, sorted([*FEW.unseen, ("purple", "diamond"), ("white", "bar")]))
-KINDS_BY_NAME = {"few": FEW, "many": MANY}
+UNSEEN = (("blue", "square"), ("green", "triangle"), ("red", "cross"), ("yellow", "circle"))
+ALL = tuple((colour, shape) for colour in COLOURS for shape in SHAPES)
+KINDS = Kinds(tuple(COLOURS), SHAPES, ALL, tuple(k for k in ALL if k not in UNSEEN), UNSEEN)
 # (minimum, maximum) of the radius in a scene with 0, 1, .. 6 objects
 RADII = ((14, 22), (14, 22), (14, 21), (13, 19), (12, 17), (11, 16), (10, 15))
 
@@ -59,7 +48,7 @@ RADII = ((14, 22), (14, 22), (14, 21), (13, 19), (12, 17), (11, 16), (10, 15))
 Y, X = np.mgrid[0:SIZE, 0:SIZE].astype(np.float32) + 0.5
 
 
-def draw_scene(rng, split, kinds, min_objects=0, max_objects=6, extra_radius=0):
+def draw_scene(rng, split, min_objects=0, max_objects=6, extra_radius=0):
     """Generates a random scene. Every radius is extra_radius pixels larger than in RADII."""
     n = int(rng.integers(min_objects, max_objects + 1))
     smallest, largest = RADII[n]
@@ -68,7 +57,7 @@ def draw_scene(rng, split, kinds, min_objects=0, max_objects=6, extra_radius=0):
         if len(objects) == n:
             break
         unseen = split == "unseen" and (not objects or rng.random() < 0.5)
-        possible = kinds.unseen if unseen else kinds.seen
+        possible = KINDS.unseen if unseen else KINDS.seen
         colour, shape = possible[int(rng.integers(len(possible)))]
         r = int(rng.integers(smallest, largest + 1)) + extra_radius
         x, y = rng.integers(-(-r // LATTICE), (SIZE - r) // LATTICE + 1, 2).tolist()
@@ -106,10 +95,6 @@ def mask_of(o, box=...):
         return np.maximum(x, abs(y)) <= 0.82 * r
     if o["shape"] == "triangle":
         return (y <= 0.7 * r) & (y >= 2 * x - r)
-    if o["shape"] == "diamond":
-        return x + abs(y) <= r
-    if o["shape"] == "bar":
-        return (x <= 0.36 * r) & (abs(y) <= r)
     return (np.minimum(x, abs(y)) <= 0.36 * r) & (np.maximum(x, abs(y)) <= r)
 
 
@@ -119,7 +104,7 @@ def render(scene):
     The background has a shade, and stripes or checks in random colours. Objects have a shade too,
     so colour alone does not separate an object from the background. But the mean of an object's
     three channels is above the mean of the background, and all backgrounds have the same mean. A
-    ViT that is trained from scratch needs both properties (docs/log.md).
+    ViT that starts from random weights needs both properties (docs/log.md).
     """
     rng = np.random.default_rng(scene["noise"])
     tints = rng.standard_normal((2, 3, 1, 1), np.float32)

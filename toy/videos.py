@@ -20,7 +20,7 @@ from toy.motion import (
     render_frames,
     visible_masks,
 )
-from toy.shapes import FEW, LATTICE, SIZE, VERSION, mask_of, name_of
+from toy.shapes import KINDS, LATTICE, SIZE, VERSION, mask_of, name_of
 
 # Videos before the first number have one object. Those before the second have at most two.
 CURRICULUM = (600, 1800)
@@ -146,7 +146,7 @@ def annotations_of(video, rng):
     objects = video["objects"]
     names = sorted({name_of(o) for o in objects})
     later_names = {f"{o['becomes']} {o['shape']}" for o in objects if o["becomes"]}
-    kinds = [f"{colour} {shape}" for colour, shape in FEW.seen]
+    kinds = [f"{colour} {shape}" for colour, shape in KINDS.seen]
     absent = [kind for kind in kinds if kind not in {*names, *later_names}]
     absent = [absent[int(k)] for k in rng.permutation(len(absent))]
 

@@ -1,10 +1,10 @@
-"""Stage 0: pre-trains the toy's ViT with labels. Released models start from SigLIP 2 instead.
+"""Trains the toy's ViT with labels, before stage 1. Released models start from SigLIP 2 instead.
 
-If ViT and decoder are trained together from scratch, the ViT learns colours within minutes. It
-hardly learns shapes, because only one answer token in twenty is the name of a shape. Stage 0
-therefore trains the ViT alone. For each patch, it predicts the colour, the shape and the centre of
-the object. At the start, every head of the ViT attends to a neighbouring patch. docs/log.md
-reports how much this helps.
+If ViT and decoder are trained together from random weights, the ViT learns colours within minutes.
+It hardly learns shapes, because only one answer token in twenty is the name of a shape. Therefore
+`pretrain` trains the ViT alone. For each patch, the ViT predicts the colour, the shape and the
+centre of the object. At the start, every head of the ViT attends to a neighbouring patch.
+docs/log.md reports how much this helps. tools/vit.py is the command.
 """
 
 import math
@@ -18,6 +18,7 @@ from torch import nn
 import vision
 from toy import shapes
 from toy.images import World
+from toy.shapes import KINDS
 
 N_PLACES = shapes.SIZE // shapes.LATTICE + 1  # columns of possible centres; as many rows
 TASKS = ("colour", "shape", "column", "row")  # column and row of the object's centre
@@ -34,20 +35,20 @@ OFFSETS = (((0, 1), (0, -1), (1, 0), (-1, 0)),
            ((0, 2), (0, -2), (2, 0), (-2, 0)))
 
 
-def labels(scene, grid, kinds):
+def labels(scene, grid):
     """The classes of TASKS for each patch of a toy scene, (grid*grid, 4) int64.
 
     The label is the object that covers most of the patch. If no object covers a quarter of the
     patch, the label is background: one class after the last colour and the last shape, and -1 for
     column and row.
     """
-    classes = np.tile((len(kinds.colours), len(kinds.shapes), -1, -1), (grid * grid, 1))
+    classes = np.tile((len(KINDS.colours), len(KINDS.shapes), -1, -1), (grid * grid, 1))
     if scene["objects"]:
         masks = torch.from_numpy(np.stack([shapes.mask_of(o) for o in scene["objects"]]))
         coverage = F.adaptive_avg_pool2d(masks.float(), grid).flatten(1)  # (n, grid*grid)
         best, which = (values.numpy() for values in coverage.max(0))
         of_objects = [
-            [kinds.colours.index(o["colour"]), kinds.shapes.index(o["shape"]),
+            [KINDS.colours.index(o["colour"]), KINDS.shapes.index(o["shape"]),
              o["x"] // shapes.LATTICE, o["y"] // shapes.LATTICE]
             for o in scene["objects"]
         ]
@@ -56,41 +57,28 @@ def labels(scene, grid, kinds):
     return classes
 
 
-class LabelledScenes:
-    """The data set of stage 0. The number of a step, from 0 on -> patches of its images (N,P,F)
-    uint8, and the classes of all patches (N*P,4) int64. No later stage uses these scenes."""
-
-    def __init__(self, config, seed, images, kinds_name):
-        self.config = config
-        self.images = images
-        self.world = World("train", seed, questions="patches", kinds_name=kinds_name)
-
-    def __getitem__(self, step):
-        crop, grid = self.config.crop, self.config.grid
-        numbers = range(step * self.images, (step + 1) * self.images)
-        scenes = [self.world.scene(i) for i in numbers]
-        pixels = np.stack([vision.resize(shapes.render(s), crop, crop) for s in scenes])
-        classes = np.concatenate([labels(s, grid, self.world.kinds) for s in scenes])
-        return vision.patchify(pixels, self.config), classes
+def labelled_images(world, numbers, config):
+    """-> patches of the images with these numbers (N,P,F) uint8, classes of all patches (N*P,4)."""
+    scenes = [world.scene(i) for i in numbers]
+    pixels = np.stack([vision.resize(shapes.render(s), config.crop, config.crop) for s in scenes])
+    classes = np.concatenate([labels(s, config.grid) for s in scenes])
+    return vision.patchify(pixels, config), classes
 
 
-def elements(dataset, indices):
-    return map(dataset.__getitem__, indices)
-
-
-def pretrain(vit, seed, steps, lr=1e-3, images=8, kinds_name="few", iterate=elements):
-    """Trains the ViT for `steps` steps. Yields {"step", "nll": {task: nats}, "seconds"} after each
-    step. iterate(dataset, indices) yields the elements; it may compute them in other processes."""
-    scenes = LabelledScenes(vit.config, seed, images, kinds_name)
-    kinds = scenes.world.kinds
+def pretrain(vit, seed, steps, lr=1e-3, images=8):
+    """Trains the ViT for `steps` steps, each with other images. No later stage uses these images.
+    Yields {"step", "nll": {task: nats}, "seconds"} after each step."""
+    world = World("train", seed, questions="patches")
     n_features = len(vit.config.feature_layers) * vit.config.n_embd
     # colour and shape have one more class, the background
-    n_classes = [len(kinds.colours) + 1, len(kinds.shapes) + 1, N_PLACES, N_PLACES]
+    n_classes = [len(KINDS.colours) + 1, len(KINDS.shapes) + 1, N_PLACES, N_PLACES]
     head = nn.Linear(n_features, sum(n_classes), device=vit.pos.device)
     optimizer = torch.optim.AdamW([*vit.parameters(), *head.parameters()], lr, betas=(0.9, 0.95),
                                   eps=1e-6, weight_decay=0.0, fused=vit.pos.device.type != "mps")
-    started = time.monotonic()
-    for step, (patches, classes) in enumerate(iterate(scenes, range(steps)), 1):
+    for step in range(1, steps + 1):
+        started = time.monotonic()
+        patches, classes = labelled_images(
+            world, range((step - 1) * images, step * images), vit.config)
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(step, lr, steps)
         patches = torch.as_tensor(patches).to(vit.pos.device)
@@ -103,7 +91,6 @@ def pretrain(vit, seed, steps, lr=1e-3, images=8, kinds_name="few", iterate=elem
         rounded = [round(loss.item(), 4) for loss in nll]
         yield {"step": step, "nll": dict(zip(TASKS, rounded, strict=True)),
                "seconds": time.monotonic() - started}
-        started = time.monotonic()
 
 
 def learning_rate(step, base, steps):
@@ -143,7 +130,7 @@ def init_neighbor_heads(vit, sharpness=2.0):
     d = config.n_embd // config.n_head
     assert config.n_head > 1 and d % 4 == 0, (
         f"the ViT has {config.n_head} heads of {d} dimensions. Use two or more heads of a multiple "
-        "of 4 dimensions, or --model.vision.neighbor_init=false")
+        "of 4 dimensions")
     # from a quarter turn over the whole crop to a quarter turn per patch
     frequency = torch.pi / 2 * torch.logspace(-np.log2(config.grid), 0, d // 4, base=2.0)
     angle = (torch.arange(config.grid) + 0.5)[:, None] * frequency

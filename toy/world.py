@@ -1,7 +1,7 @@
 """The toy world: coloured shapes on textured backgrounds, with captions, counts, points, tracks.
 
 A held-out scene is never a training scene (images.py). Four of the 24 combinations of colour and
-shape occur in the split `unseen` only. With --toy_kinds many, these are six of 54.
+shape occur in the split `unseen` only.
 """
 
 from functools import partial
@@ -9,19 +9,16 @@ from itertools import count, islice
 
 from records.mixture import group_rates, sqrt_size
 from toy.images import CURRICULUM, MAX_OBJECTS, NUMBERS, ImageSeries, Sums, World
-from toy.shapes import COLOURS, FEW, LATTICE, SHAPES, SIZE
+from toy.shapes import KINDS, LATTICE, SIZE
 from toy.videos import MovingShapes
-from toy.vit import init_neighbor_heads, pretrain
-
-__all__ = ["WORDS", "held_out", "init_neighbor_heads", "mixture", "pretrain"]
 
 # The toy's tokenizer encodes each of these strings as one id. The order determines the ids.
 WORDS = (
     "user\n", "assistant\n", "pointing: ", "count: ", "long_caption", "text_sft",
     "There are none.", '<points coords="1', '">', "</points>", ", ", "nothing", "any", " shape",
     *(f"{number} " for number in NUMBERS),
-    *FEW.colours,
-    *(f" {shape}" for shape in FEW.shapes),
+    *KINDS.colours,
+    *(f" {shape}" for shape in KINDS.shapes),
     *(f" {10 * v:03d}" for v in range(LATTICE, SIZE, LATTICE)),
     # for videos and several images
     "video_point: ", "video_count: ", "video_point_track_per_frame: ", "multi_image_pointing: ",
@@ -33,9 +30,8 @@ WORDS = (
     " image shows ", " at ", "from", " to", " Answer: ", "left", "right", "up", "down", "nowhere",
     *(f" {k}" for k in range(1, 7)),
     *(f"{k / 2:.1f}" for k in range(18)),
-    # for --toy_kinds many
-    *(colour for colour in COLOURS if colour not in FEW.colours),
-    *(f" {shape}" for shape in SHAPES if shape not in FEW.shapes),
+    # of a larger world, which had more colours and shapes
+    "orange", "cyan", "pink", " diamond", " bar",
 )
 
 # In stage 2 the model gets all frames of short videos, and every third frame of long ones.
@@ -51,21 +47,17 @@ SOURCES = {
 VIDEO_SHARE = {2: 0.7, 3: 0.85}  # {stage: sampling weight of all videos}
 
 
-def mixture(seed, stage=1, curriculum=True, video_share=None, kinds_name="few"):
+def mixture(seed, stage=1, curriculum=True, video_share=None):
     """-> (sources, their sampling weights) for a stage of --tiny. The weights sum to 1.
 
     Stage 1 has more captions than the published recipe, because the words are learned from them.
     Stages 2 and 3 have groups as in stages/stage2.py. The sources are endless, so the sizes that
     distribute the weight of a group are our choice. curriculum: do the sources of stages 1 and 2
-    start with easy scenes? kinds_name: for single images. New stages use the mixture of stage 3.
+    start with easy scenes? New stages use the mixture of stage 3.
     """
     stage = min(stage, 3)
     if stage == 1:
-        options = {
-            "curriculum": CURRICULUM if curriculum else 0,
-            "max_objects": MAX_OBJECTS,
-            "kinds_name": kinds_name,
-        }
+        options = {"curriculum": CURRICULUM if curriculum else 0, "max_objects": MAX_OBJECTS}
         captions = World("train", seed, **options)
         points = World("train", seed, questions="points", **options)
         return [captions, points, Sums(seed)], [0.75, 0.2, 0.05]
@@ -79,7 +71,7 @@ def mixture(seed, stage=1, curriculum=True, video_share=None, kinds_name="few"):
         videos.append((SOURCES["long-videos"]("train", seed), 30_000))
         videos.append((SOURCES["long-tracks"]("train", seed), 10_000))
     others = [
-        (World("train", seed, max_objects=MAX_OBJECTS, kinds_name=kinds_name), 5_000),
+        (World("train", seed, max_objects=MAX_OBJECTS), 5_000),
         (ImageSeries("train", seed), 9_000),
         (Sums(seed), 400),
     ]
@@ -91,7 +83,7 @@ def mixture(seed, stage=1, curriculum=True, video_share=None, kinds_name="few"):
     return sources, rates_of_videos + rates_of_others
 
 
-def held_out(stage, seed, n, kinds_name="few"):
+def held_out(stage, seed, n):
     """-> {name of a set: records} for the evaluation. Each kind of record in a set has at most n.
 
     test: images, and from stage 2 on also several images, videos and tracks. long: long videos,
@@ -99,21 +91,21 @@ def held_out(stage, seed, n, kinds_name="few"):
     images with more objects than in the training data.
     """
     as_in_training = range(MAX_OBJECTS + 1)
-    parts = {"test": held_out_images("test", seed, n, as_in_training, kinds_name)}
+    parts = {"test": held_out_images("test", seed, n, as_in_training)}
     if stage > 1:
         parts["test"] += first_records("series", seed, n // 4)
         parts["test"] += first_records("videos", seed, n // 2)
         parts["test"] += first_records("tracks", seed, n // 2)
         parts["long"] = first_records("long-videos", seed, n // 2)
         parts["long"] += first_records("long-tracks", seed, n // 2)
-    parts["unseen"] = held_out_images("unseen", seed, n, as_in_training, kinds_name)
-    parts["crowded"] = held_out_images("test", seed, n // 4, (5, 6), kinds_name)
+    parts["unseen"] = held_out_images("unseen", seed, n, as_in_training)
+    parts["crowded"] = held_out_images("test", seed, n // 4, (5, 6))
     return parts
 
 
-def held_out_images(split, seed, n, n_objects, kinds_name="few"):
+def held_out_images(split, seed, n, n_objects):
     """The first n images (or one, if n is 0) of a split whose number of objects is in n_objects."""
-    world = World(split, seed, kinds_name=kinds_name)
+    world = World(split, seed)
     fitting = (i for i in count() if len(world.scene(i)["objects"]) in n_objects)
     return [world[i] for i in islice(fitting, max(n, 1))]
 

@@ -37,15 +37,14 @@ from weights import files, lora
 warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.distributed\.checkpoint")
 
 STEP = re.compile("step-[1-9][0-9]*")  # str.isdigit accepts digits such as ², which int() refuses
-# Files in a run directory. The last one is written before config.json, so a run that was stopped
-# before its first step may have only this one.
-RUN_FILES = ("config.json", "log.jsonl", "loss.png", "scores.png", "progress.gif", "stage0.jsonl")
+# Files in a run directory
+RUN_FILES = ("config.json", "log.jsonl", "loss.png", "scores.png", "progress.gif")
 # Fields that may change when a run is resumed. They affect layout, speed and reports. The fields
-# preset, model and vit_steps matter only at the start of a run.
+# preset and model matter only at the start of a run.
 LAYOUT_FIELDS = {
     "device", "cp", "cp_exchange", "cp_heads", "shard", "micro_batch", "workers",
     "activation_checkpointing", "uncheckpointed_blocks", "compile", "crop_bucket", "save_every",
-    "keep", "eval_images", "max_skip", "preset", "model", "vit_steps",
+    "keep", "eval_images", "max_skip", "preset", "model",
 }
 METADATA_CLASSES = {  # the only ones that .metadata may contain
     "pathlib": {"PosixPath"},
@@ -162,7 +161,7 @@ def is_run(out):
 
 def check_directory(out, args, init):
     """UserError if a new run may not write to `out`."""
-    foreign = [] if is_run(out) else [name for name in RUN_FILES[:-1] if (out / name).exists()]
+    foreign = [] if is_run(out) else [name for name in RUN_FILES if (out / name).exists()]
     holds_run = bool(list_steps(out)) or (out / "model").exists()
     is_empty = {path.name for path in out.iterdir()} <= {"lock"}
     reason = ""

@@ -93,9 +93,8 @@ class Config:
     dtype: str = "auto"  # dtype of the computation; trained weights are always float32
     max_skip: float = 0.01  # largest share of a source's records that may be unusable
     workers: int = 0  # decoding processes per rank (not given, on a GPU: its cores less 1, up to 8)
-    vit_steps: int = 0  # steps of stage 0, which trains the ViT of a new toy model
+    vit: str = ""  # a folder as for --init; a new model starts with the ViT of this model
     eval_images: int = 200  # held-out images to evaluate on at the end of a toy run; 0: no scores
-    toy_kinds: str = "few"  # colours x shapes in the toy's single images: few 6 x 4, many 9 x 6
     data: DataConfig = DataConfig()
     model: models.ModelConfig = models.PRESETS["4b"]
 
@@ -108,7 +107,6 @@ CHOICES = {
     "cp_exchange": ("heads", "gather"),
     "device": ("auto", "cpu", "cuda", "mps"),
     "dtype": ("auto", "float32", "bfloat16"),
-    "toy_kinds": ("few", "many"),  # the keys of toy.shapes.KINDS_BY_NAME
     "data.separator": ("\t", ";"),  # text/points.py cannot parse others
     "model.family": ("qwen", "olmo", "llama"),
 }
@@ -120,7 +118,7 @@ RANGES = {
     "data.high_res_share data.multi_turn_share": (0, 1),
     "data.trained_crops": (0, inf),
     "data.max_frames": (1, MAX_FRAMES),
-    "shard cp_heads save_every keep workers vit_steps uncheckpointed_blocks": (0, inf),
+    "shard cp_heads save_every keep workers uncheckpointed_blocks": (0, inf),
     "lora.rank eval_images data.n_transcripts data.length_hint": (0, inf),
     "seed warmup.vit warmup.connector warmup.llm": (0, 2**63),
     "lr.vit lr.connector lr.llm final_lr z_loss max_skip": (0, 1),
@@ -268,9 +266,8 @@ def make_config(stage, tiny, preset, fields=()):
         config = replace(config, train=("connector", "llm"))
     if config.deterministic:
         config = replace(config, residual_dropout=0.0, response_dropout=0.0)
-    # --batch may be smaller than the recipe's micro_batch, and --steps than its vit_steps
-    config = replace(config, micro_batch=min(config.micro_batch, config.batch),
-                     vit_steps=min(config.vit_steps, config.steps))
+    # --batch may be smaller than the recipe's micro_batch
+    config = replace(config, micro_batch=min(config.micro_batch, config.batch))
     if config.data.high_res_share:  # the crops of an image and its global view must fit a pack
         high_res_crops = max(min(config.data.high_res_crops, config.pack_crops - 1), 1)
         config = override(config, "data.high_res_crops", high_res_crops)

@@ -246,8 +246,8 @@ CAUSES = {
     r"[Cc]onnection (closed|reset|refused)|[Tt]imed out|Broken pipe|communicator was aborted|"
     r"ncclRemoteError|setting up NCCL|got 0 bytes|Connection was likely closed|timeout after":
     "another process has ended or hangs",
-    r"DataLoader worker \(pid": "a process of --workers has ended; if the machine lacks memory, use "
-    "fewer --workers",
+    r"DataLoader worker \(pid":
+    "a process of --workers has ended; if the machine lacks memory, use fewer --workers",
 }
 
 
@@ -290,8 +290,6 @@ def how_to_go_on(run):
         if not {"--resume-anyway", "--resume_anyway"} & {*words}:
             words.append("--resume")
         kept = "continue with" if may_resume else "nothing was saved; start again with"
-        if not may_resume and (run.out / "stage0.jsonl").exists():
-            kept = "nothing was saved, not even stage 0; start again with"
     local = os.environ.get("LOCAL_WORLD_SIZE", "1")
     launch = "python"
     if os.environ.get("WORLD_SIZE", "1") != local:

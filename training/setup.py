@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import numpy as np
 import torch
-from tqdm import tqdm
 
 import data
 import model as models
@@ -24,7 +23,6 @@ from training import checkpoint
 from training.config import Config, RunError, UserError
 from training.loader import Loader
 from training.planner import PlanFile, StepPlanner
-from training.processes import iterate
 from training.ranks import Ranks, device_of_rank, join_ranks
 from training.sources import fingerprint, open_sources
 from weights import files, lora
@@ -92,14 +90,14 @@ def layout_error(world, config, model):
     return ""
 
 
-def open_data(args, config, ranks, tokenizer, resume_from, world):
+def open_data(args, config, ranks, tokenizer, resume_from, generated):
     """-> Loader that continues after `resume_from`, records of --eval, fingerprint of the data.
     The first rank reads the files, and sends the byte offsets of their records to the others."""
     opened = None
     planner = None
     if ranks.first:
         try:
-            opened = open_sources(args, config, world)
+            opened = open_sources(args, config, generated)
             if args.plan:
                 made_for = fingerprint(*opened[:2], tokenizer, config)
                 planner = PlanFile(args.plan, made_for, config)
@@ -134,7 +132,7 @@ class Start(NamedTuple):
     is_new: bool = True  # the weights are new: there is no folder and no checkpoint
 
 
-def find_start(args, config, world, resume_from=None):
+def find_start(args, config, resume_from=None):
     """-> Start, and config with the shape of its model, from --init, the checkpoint or the recipe.
     UserError if a file cannot be read, or if the command line sets another shape."""
     resume_from = resume_from or checkpoint.Checkpoint(init=args.init)
@@ -157,35 +155,44 @@ def find_start(args, config, world, resume_from=None):
         if folder:
             tokenizer = load_tokenizer(folder, shape.n_vocab)
         else:
-            tokenizer = ByteTokenizer(world.WORDS, shape.n_vocab)
-    except (OSError, ValueError) as e:
+            # a new model gets the words of the toy
+            words = load_tokenizer(files.TOY, models.PRESETS["toy"].n_vocab).words
+            tokenizer = ByteTokenizer(words, shape.n_vocab)
+    except (AssertionError, OSError, ValueError) as e:
         raise UserError(f"{where}: {e}") from None
     asked_for = args.preset or any(name.startswith("model.") for name in args.fields)
-    # these two fields affect only new weights
-    vision_config = replace(shape.vision, neighbor_init=config.model.vision.neighbor_init)
-    found = replace(shape, vision=vision_config, init_std=config.model.init_std)
+    found = replace(shape, init_std=config.model.init_std)  # this field affects only new weights
     if asked_for and config.model != found:
         raise UserError(f"{where}: the shape of its model differs from --preset and --model.*; "
                         "remove these flags")
+    if weights is not None and args.fields.get("vit"):
+        raise UserError(f"--vit {config.vit}: {where} has all weights, and --vit is for a new "
+                        "model; remove one of the two flags")
     data_config = replace(config.data, trained_crops=trained_crops)
     return Start(tokenizer, weights, not folder), replace(config, model=shape, data=data_config)
 
 
-def open_model(config, start, world):
+def open_model(config, start):
     """-> a model with the shape and the settings of the config.
 
     A new model is on the CPU. Any other model is on the meta device, so that no rank ever has the
     whole model: train.place allocates the shard of each rank, and fill_weights reads it.
     """
+    vit = None
+    if start.is_new and config.vit:
+        try:
+            vit = files.read_vit(config.vit, config.model.vision)
+        except (OSError, ValueError) as e:
+            raise UserError(f"--vit {config.vit}: {e}") from None
     try:
         if start.is_new:
             model = models.Molmo2(config.model).init_weights()
-            if config.model.vision.neighbor_init:
-                world.init_neighbor_heads(model.vision.vit)
         else:
             model = files.meta_model(config.model)
     except (AssertionError, IndexError, RuntimeError, ValueError, ZeroDivisionError) as e:
         raise UserError(f"--model: a model cannot have this shape: {e}") from None
+    if vit:
+        model.vision.vit.load_state_dict(vit)
     return apply_recipe(model, config).train()
 
 
@@ -227,21 +234,6 @@ def whole_model(run, model, dtype=None):
     with torch.autocast(run.device.type, run.dtype, enabled=is_mixed):
         yield whole
     model.train()
-
-
-def pretrain_vit(run, vit, world):
-    """Stage 0: trains the ViT of a new toy model. Released models start from SigLIP 2 instead."""
-    config = run.config
-    vit.requires_grad_(True)
-    path = run.out / "stage0.jsonl" if run.ranks.first else os.devnull
-    with open(path, "w", buffering=1, encoding="utf-8") as log:
-        lines = world.pretrain(
-            vit, config.seed, config.vit_steps, kinds_name=config.toy_kinds,
-            iterate=lambda data, indices: iterate(data, config.workers, sampler=indices))
-        for line in tqdm(lines, total=config.vit_steps, unit="step", mininterval=1,
-                         desc="stage 0, trains the ViT", disable=not run.ranks.first):
-            log.write(json.dumps(line) + "\n")
-    vit.requires_grad_("vit" in config.train)
 
 
 def dry_run_largest_batch(run, groups, forward_backward):
@@ -299,12 +291,13 @@ class Run:
         return self.start.tokenizer
 
 
-def start_run(args, config, world):
-    """-> Run, model. Opens and checks all inputs before anything is written."""
+def start_run(args, config, generated):
+    """-> Run, model. Opens and checks all inputs before anything is written. generated: as in
+    open_sources."""
     device, dtype = pick_device(config)
     config = choose_layout(args, config, device)
     resume_from = checkpoint.find(args)
-    start, config = find_start(args, config, world, resume_from)
+    start, config = find_start(args, config, resume_from)
     if error := layout_error(int(os.environ.get("WORLD_SIZE", 1)), config, config.model):
         raise UserError(error)
     if config.lora.rank and start.weights is None:
@@ -324,8 +317,8 @@ def start_run(args, config, world):
     torch.manual_seed(config.seed)
     # before the model, which may take minutes to make, so that a mistake in --data shows at once
     loader, eval_records, made_for = open_data(
-        args, config, ranks, start.tokenizer, resume_from, world)
-    model = open_model(config, start, world)
+        args, config, ranks, start.tokenizer, resume_from, generated)
+    model = open_model(config, start)
     if config.lora.rank:
         lora.hold_frozen(model, dtype)
     if args.overwrite and ranks.first:

@@ -145,14 +145,15 @@ def check_frames(source, config):
              "prepare the frames again with these numbers, or change the flags of the run")
 
 
-def open_sources(args, config, world):
+def open_sources(args, config, generated=None):
     """Opens the files of --data and --eval -> sources, sampling rates, {name: records to evaluate
-    on}. Without --data, the last one is None: the toy world has its own held-out data."""
+    on}. Without --data, --tiny uses `generated`, which are sources and sampling rates, and the
+    last one is None."""
     if not args.data and not args.tiny:
         raise DataError("--data is missing; give record files to train on, or use --tiny to train "
                         "on the toy world, which needs no files")
     if not args.data:
-        return *world.mixture(config.seed, config.stage, kinds_name=config.toy_kinds), None
+        return *generated, None
     groups = [group for item in args.data for group in read_item(item, config.stage)]
     paths = [entry["path"] for _, entries in groups for entry in entries]
     missing = [path for path in paths if not os.path.exists(path)]

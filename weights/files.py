@@ -224,6 +224,20 @@ def read_weights(model, folder):
         lora.copy_rows(parameters[name], tensor)
 
 
+def read_vit(folder, config):
+    """-> {name: mapped tensor} of the ViT of a folder, as in `describe`. Raises the errors of
+    `load`, and ValueError if config, a VisionConfig, is not the one of the folder."""
+    found = describe(folder)
+    theirs = dataclasses.asdict(found.config.vision)
+    for name, value in dataclasses.asdict(config).items():
+        if theirs[name] != value:
+            raise ValueError(f"its ViT has {name} {theirs[name]}, but the new model has {value}; "
+                             "give the folder of a ViT with the same --model.vision, or --vit= to "
+                             "start with random weights")
+    start = "vision.vit."
+    return {name.removeprefix(start): t for name, t in read(found) if name.startswith(start)}
+
+
 def fingerprint(folder):
     """A hash of config.json and of the files with tensors. Of each file it uses 256 evenly spaced
     samples of 4 KB, because further training changes nearly every number of a tensor."""

@@ -47,7 +47,6 @@ FOREIGN = [[1], 2, {"lr": 1}, {"lr": 1, "step": 9}, {"eval": {"point_f1": 1.0}},
 def run_folder(tmp_path):
     lines = "".join(json.dumps(line) + "\n" for line in LOG + FOREIGN)
     (tmp_path / "log.jsonl").write_text(lines)
-    (tmp_path / "stage0.jsonl").write_text('{"seconds": 45}\n{"seconds": 15}\n[1]\n{}\n')
     return tmp_path
 
 
@@ -101,7 +100,7 @@ def test_sources_beyond_the_eight_in_most_steps_are_one_line(drawn, tmp_path):
 def test_scores_stand_at_the_minutes_trained_by_then(drawn, run_folder):
     report.draw_progress(run_folder)
     ((series, xlabel, _),) = drawn
-    assert series == {"point_f1": [(2.0, 0.25), (3.5, 0.75)]}
+    assert series == {"point_f1": [(1.0, 0.25), (2.5, 0.75)]}
     assert xlabel == "minutes"
 
 
@@ -119,8 +118,7 @@ def evaluated(monkeypatch):
 
 
 def run_of(stage, eval_records=None, **settings):
-    config = SimpleNamespace(stage=stage, seed=0, eval_images=2, toy_kinds="few",
-                             data=replace(DATA, **settings))
+    config = SimpleNamespace(stage=stage, seed=0, eval_images=2, data=replace(DATA, **settings))
     return SimpleNamespace(config=config, tokenizer=TOKENIZER, eval_records=eval_records,
                            ranks=Ranks())
 

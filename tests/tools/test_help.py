@@ -48,6 +48,7 @@ MISTAKES = {                         # {command: (flags, part of the sentence)}
     "tools.tensorboard": ("none", "log.jsonl: no such file; RUN is a run directory"),
     "tools.toy": ("out --n -1", "--n: -1 must be at least 1"),
     "tools.view": ("--stage 9 --row 1 --out page.html", "--stage"),
+    "tools.vit": ("out --steps 0", "--steps: 0 must be at least 1"),
 }
 
 

@@ -172,7 +172,7 @@ def test_a_step_of_a_run_is_shown_as_it_was_trained_on(tmp_path, capsys):
     (tmp_path / "r.jsonl").write_text("\n".join(lines))
     run = tmp_path / "run"
     train.main(["--stage", "1", "--tiny", "--batch", "2", "--steps", "3", "--data",
-                str(tmp_path / "r.jsonl"), "--model.n_layer=1", "--device", "cpu", "--vit_steps=0",
+                str(tmp_path / "r.jsonl"), "--model.n_layer=1", "--device", "cpu",
                 "--pool_size=3", "--out", str(run)])
     log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     steps = {line["step"]: line for line in log if "loss" in line}

@@ -9,7 +9,7 @@ from text.tokenizer import ByteTokenizer
 from toy import world
 from toy.images import is_held_out
 from toy.motion import POLE_HALF_WIDTH, STEP, object_at, visible_masks
-from toy.shapes import FEW, name_of
+from toy.shapes import KINDS, name_of
 from toy.videos import MovingShapes
 from training.config import parse
 
@@ -39,7 +39,7 @@ def test_training_and_held_out_videos_cannot_coincide():
         for i in range(0, 6000, 100):
             assert not is_held_out(as_drawn(source.video(i)))
             names |= {name_of(o) for o in source.video(i)["objects"]}
-    assert names <= {" ".join(kind) for kind in FEW.seen}
+    assert names <= {" ".join(kind) for kind in KINDS.seen}
     for source in (SHORT, LONG, TRACKS, LONG_TRACKS):
         assert all(is_held_out(as_drawn(source.video(i))) for i in range(30))
 

@@ -1,6 +1,6 @@
-"""Stage 0: the classes of the patches, and that the ViT learns from them.
+"""The training of the toy's ViT: the classes of the patches, and that the ViT learns from them.
 
-And the start of a ViT from scratch: each head attends to a neighbour.
+Also its initial weights: each head attends to a neighbour.
 """
 
 import numpy as np
@@ -11,7 +11,6 @@ import model
 from toy import shapes, vit
 from toy.images import World
 from toy.shapes import LATTICE, SIZE
-from training import loader
 
 
 def toy_vit(seed=0):
@@ -21,7 +20,7 @@ def toy_vit(seed=0):
     return tower
 
 
-def test_heads_of_a_vit_from_scratch_attend_to_neighbours():
+def test_heads_of_a_new_vit_attend_to_neighbours():
     """From the position table alone, the best patch of a head is the neighbour of its offset."""
     tower = toy_vit()
     grid = tower.config.grid
@@ -46,12 +45,12 @@ def test_heads_of_a_vit_from_scratch_attend_to_neighbours():
 def test_labels_are_of_the_object_that_covers_most_of_a_patch():
     world = World("train")
     patch = SIZE // 10
-    colours, shape_names, *_ = shapes.FEW
+    colours, shape_names, *_ = shapes.KINDS
     ground = (len(colours), len(shape_names), -1, -1)
     shape_classes = set()
     for i in range(30):
         scene = world.scene(i)
-        classes = vit.labels(scene, 10, shapes.FEW).reshape(10, 10, 4)
+        classes = vit.labels(scene, 10).reshape(10, 10, 4)
         for r, c in np.ndindex(10, 10):
             cut = np.s_[r * patch : (r + 1) * patch, c * patch : (c + 1) * patch]
             coverage = [shapes.mask_of(o)[cut].mean() for o in scene["objects"]]
@@ -66,34 +65,9 @@ def test_labels_are_of_the_object_that_covers_most_of_a_patch():
     assert shape_classes == set(range(len(shape_names) + 1))
 
 
-def pretrained(seed, steps, **options):
-    """-> [{task: nll} of each step], the weights of the patch embedding."""
-    tower = toy_vit()
-    lines = list(vit.pretrain(tower, seed, steps, images=4, **options))
-    return [line["nll"] for line in lines], tower.patch.weight.detach()
-
-
-def test_the_seed_decides_the_result():
-    losses, weight = pretrained(0, 3)
-    again, same_weight = pretrained(0, 3)
-    _, other_weight = pretrained(1, 3)
-    assert losses == again
-    assert torch.equal(weight, same_weight)
-    assert not torch.equal(weight, other_weight)
-
-
-@pytest.mark.parametrize("n", [0, 2])
-def test_scenes_from_other_processes_give_the_same_result(n):
-    losses, weight = pretrained(0, 5)
-    again, same_weight = pretrained(
-        0, 5, iterate=lambda data, indices: loader.iterate(data, n, sampler=indices))
-    assert losses == again
-    assert torch.equal(weight, same_weight)
-
-
 @pytest.mark.slow
 def test_patches_learn_their_objects():
-    losses, _ = pretrained(0, 250)
+    losses = [line["nll"] for line in vit.pretrain(toy_vit(), 0, 250, images=4)]
     last = {task: np.mean([nll[task] for nll in losses[-20:]]) for task in vit.TASKS}
     # telling objects from the ground alone gives 0.9, and the places of any object 2.9
     assert last["colour"] < 0.3, last

@@ -8,7 +8,7 @@ import train
 from training import checkpoint
 
 SMALL = [
-    "--stage", "1", "--tiny", "--device", "cpu", "--batch", "2", "--vit_steps=0", "--pool_size=4",
+    "--stage", "1", "--tiny", "--device", "cpu", "--batch", "2", "--vit=", "--pool_size=4",
     "--model.n_layer=1", "--model.n_embd=32", "--model.n_hidden=64", "--model.vision.n_embd=32",
     "--model.vision.n_hidden=64", "--model.vision.n_layer=1", "--model.vision.feature_layers=0",
     "--data.max_tokens=256", "--train=vit,connector,llm", "--eval_images=0",

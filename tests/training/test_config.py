@@ -8,9 +8,7 @@ import pytest
 import model as models
 from stages import tiny
 from tests.training.runs import SMALL, run, sentence
-from toy.shapes import KINDS_BY_NAME
 from training.config import (
-    CHOICES,
     FIELDS,
     STAGES,
     Config,
@@ -63,8 +61,7 @@ def test_tiny_learns_faster_in_small_rows_from_stage_to_stage():
         GroupRates(5e-5, 4e-4, 2.2e-3), GroupRates(5e-5, 4e-4, 2e-3), GroupRates(5e-5, 2e-4, 5e-4)]
     assert [c.data.max_frames for c in stages[1:]] == [6, 18]
     for c in stages:
-        assert (c.vit_steps, c.train, c.eval_images) == (1500 if c.steps > 1500 else c.steps,
-                                                         ("connector", "llm"), 100)
+        assert (c.vit, c.train, c.eval_images) == ("toy", ("connector", "llm"), 100)
         assert (c.warmup, c.data.length_hint) == (GroupRates(60, 60, 60), 0)
         assert c.response_dropout == c.residual_dropout == 0
 
@@ -104,8 +101,8 @@ def test_every_field_is_a_flag_of_its_type():
              tuple: lambda v: v, str: lambda v: v}
     config = field_values(config_of())
     wanted = {name: other[type(value)](value) for name, value in config.items() if name not in (
-        "stage", "preset", "vit_steps", "uncheckpointed_blocks", "batch", "lora.rank",
-        "deterministic", "beta", "data.high_res_share")}
+        "stage", "preset", "uncheckpointed_blocks", "batch", "lora.rank", "deterministic",
+        "beta", "data.high_res_share")}
     texts = {name: ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
              for name, value in wanted.items()}
     found = field_values(config_of(*(f"--{name}={text}" for name, text in texts.items())))
@@ -127,10 +124,9 @@ def test_a_stage_of_ones_own_needs_settings_for_the_toy_and_has_the_records_of_s
     assert found[0] == found[1]
 
 
-def test_deterministic_runs_have_no_dropout_and_a_short_run_a_short_stage_0():
+def test_deterministic_runs_have_no_dropout_and_a_micro_batch_is_at_most_a_batch():
     config = config_of("--deterministic", "--response_dropout=0.5", "--steps", "3", "--batch", "2")
     assert config.response_dropout == config.residual_dropout == 0
-    assert config.vit_steps == 3
     assert config.micro_batch == 2
 
 
@@ -167,10 +163,6 @@ def test_every_number_has_a_range():
         for wrong in {int: (-1,), float: (-1.0, float("nan"))}.get(type(value), ()):
             with pytest.raises(UserError, match=f"--{name} {wrong}: must be "):
                 check(args, override(config, name, wrong))
-
-
-def test_the_kinds_of_the_toy_that_a_flag_takes_are_the_ones_there_are():
-    assert CHOICES["toy_kinds"] == tuple(KINDS_BY_NAME)
 
 
 def test_a_config_is_read_from_the_json_of_a_run():

@@ -19,7 +19,6 @@ from records.mixture import Mixture
 from records.reader import Records
 from tests.test_layout import ROOT
 from tests.training.runs import SMALL, logged, run, sentence
-from toy import world
 from training import config, log
 from training.checkpoint import Checkpoint
 from training.config import RankError, RunError, UserError, parse
@@ -130,13 +129,14 @@ def test_the_command_that_continues_a_run_is_for_as_many_processes(
     assert log.how_to_go_on(started) == f"continue with: {command}"
 
 
-def test_a_run_that_is_stopped_in_stage_0_says_how_to_start_again(tmp_path, monkeypatch, capsys):
-    flags = [*SMALL, "--vit_steps=1", "--steps", "1", "--out", str(tmp_path)]
+def test_a_run_that_is_stopped_before_its_first_step_says_how_to_start_again(
+        tmp_path, monkeypatch, capsys):
+    flags = [*SMALL, "--steps", "1", "--out", str(tmp_path)]
     monkeypatch.setattr(sys, "orig_argv", ["python", "train.py", *flags, "--overwrite"])
     with monkeypatch.context() as patch:
-        patch.setattr(world, "pretrain", lambda *_, **__: os.kill(os.getpid(), signal.SIGTERM))
+        patch.setattr(train, "place", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
         assert run(tmp_path, *flags, "--overwrite") == 143
-    text = sentence(capsys, "nothing was saved, not even stage 0; start again with: ")
+    text = sentence(capsys, "nothing was saved; start again with: ")
     _, program, *words = shlex.split(text.split("start again with: ")[1])
     assert program == "train.py"
     assert run(tmp_path, *words) == 0

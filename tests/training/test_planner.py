@@ -25,7 +25,7 @@ from training.sources import fingerprint, open_sources
 
 ROOT = Path(__file__).parents[2]
 FLAGS = ["--stage", "2", "--tiny", "--batch", "4", "--pool_size=9", "--data.max_tokens=700",
-         "--vit_steps=0", "--deterministic", "--device", "cpu", "--model.n_layer=1", "--steps", "3"]
+         "--deterministic", "--device", "cpu", "--model.n_layer=1", "--steps", "3"]
 
 
 @pytest.fixture(scope="module")
@@ -111,8 +111,9 @@ def made(files, tmp_path_factory):
 def opened(*flags):
     """-> sources, rates, tokenizer and config of a run with these flags."""
     args, config = parse([*FLAGS, *flags])
-    start, config = find_start(args, config, world)
-    return *open_sources(args, config, world)[:2], start.tokenizer, config
+    start, config = find_start(args, config)
+    generated = world.mixture(config.seed, config.stage)
+    return *open_sources(args, config, generated)[:2], start.tokenizer, config
 
 
 def open_plan(path, *flags):

@@ -1,4 +1,4 @@
-"""The processes of the data loaders start from a server, and a run ends if one of them is killed."""
+"""The processes of data loaders start from a server. A run ends if one of them is killed."""
 
 import json
 import os

@@ -37,7 +37,7 @@ ROUNDED = ("loss", "grad_norm", "grad_norms", "nll_by_source")
 
 def test_a_run_logs_the_same_numbers_on_any_layout(tmp_path):
     """On the command line. Ids, counts and scores are equal; loss and norms agree to rounding."""
-    flags = ["--stage", "3", "--tiny", "--steps", "3", "--batch", "4", "--vit_steps=0",
+    flags = ["--stage", "3", "--tiny", "--steps", "3", "--batch", "4",
              "--deterministic", "--device", "cpu", "--eval_images=1", "--model.n_layer=1",
              "--pool_size=8", "--eval-every", "2"]
     logs = []
@@ -132,7 +132,7 @@ def test_videos_several_images_and_a_bad_record_log_the_same_on_shared_rows(tmp_
     """Only one rank decodes the truncated image. Both ranks give its record no loss, and it is
     listed once."""
     flags = ["--stage", "3", "--tiny", *mixed_records(tmp_path), "--data.max_tokens=1024",
-             "--data.max_frames=8", "--steps", "6", "--batch", "2", "--vit_steps=0",
+             "--data.max_frames=8", "--steps", "6", "--batch", "2",
              "--deterministic", "--device", "cpu", "--model.n_layer=1", "--pool_size=6",
              "--max_skip=1", "--workers", "1"]
     logs = []

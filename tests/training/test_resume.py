@@ -351,7 +351,7 @@ def test_sigterm_beside_the_steps_ends_the_run_where_nothing_is_lost(
     assert (out / "model").exists() == (not save_every)
     monkeypatch.undo()
     if save_every:
-        assert run(out, *RECIPE, *records, "--resume", "--vit_steps", "3") == 0
+        assert run(out, *RECIPE, *records, "--resume") == 0
     assert_same_run(out, whole)
 
 

@@ -18,7 +18,6 @@ from evaluation.generate import evaluation_config
 from tests.evaluation.small_model import CONFIG, save_run
 from tests.training.runs import SMALL, logged, run, sentence
 from tools import evaluate
-from toy import world
 from training import setup
 from training.checkpoint import Checkpoint, recipe_fields
 from training.config import UserError, parse
@@ -227,8 +226,8 @@ def test_a_run_knows_how_many_crops_the_weights_before_it_have_seen(tmp_path):
     for settings, seen in (({"max_crops": 2}, 8), ({"max_crops": 8, "high_res_share": 0.3}, 24),
                            ({"max_crops": 8, "trained_crops": 24}, 24)):
         (tmp_path / "data.json").write_text(json.dumps(settings))
-        _, found = setup.find_start(args, config, world)
+        _, found = setup.find_start(args, config)
         assert evaluation_config(found.data).max_crops == seen
     state = {"model": dataclasses.asdict(CONFIG), "recipe": recipe_fields(found)}
     resumed = Checkpoint(tmp_path, 1, state)
-    assert setup.find_start(args, config, world, resumed)[1].data.trained_crops == 24
+    assert setup.find_start(args, config, resumed)[1].data.trained_crops == 24

@@ -43,7 +43,7 @@ def write_records(folder, name, n):
 
 def opened(*words):
     args, config = parse([*TINY, *map(str, words)])
-    return open_sources(args, config, world)
+    return open_sources(args, config, world.mixture(config.seed, config.stage))
 
 
 def rates_of(*words):
@@ -176,7 +176,7 @@ def test_a_fingerprint_changes_with_what_the_packs_depend_on_and_with_nothing_el
 
     def of(*words, tokenizer=tokenizer):
         args, config = parse([*TINY, "--data", str(path), *words])
-        sources, rates, _ = open_sources(args, config, world)
+        sources, rates, _ = open_sources(args, config)
         return fingerprint(sources, rates, tokenizer, config)
 
     first = of()

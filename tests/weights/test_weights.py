@@ -158,8 +158,7 @@ def test_eight_rows_tell_whether_a_released_head_is_tied(tmp_path):
 @pytest.mark.extras("safetensors")
 @pytest.mark.parametrize("kind", ["ours", "released"])
 def test_loading_holds_the_model_once(tmp_path, kind):
-    config = dataclasses.replace(CONFIG, n_embd=512, n_hidden=2048, n_layer=6, n_head=16,
-                                 vision=dataclasses.replace(VISION, neighbor_init=False))
+    config = dataclasses.replace(CONFIG, n_embd=512, n_hidden=2048, n_layer=6, n_head=16)
     size = sum(p.nbytes for p in files.meta_model(config).parameters()) / MIB
     for name, shape in (("small", CONFIG), ("large", config)):
         if kind == "ours":

@@ -17,7 +17,7 @@ from evaluation.generate import evaluation_config
 from records.errors import Unreadable
 from tools.command import add_model, make_parser, open_model, report_errors, sampling
 from tools.play.answers import reply_to
-from toy.shapes import FEW
+from toy.shapes import KINDS
 from toy.world import WORDS
 from weights.files import explained
 
@@ -73,7 +73,7 @@ def main(argv=None):
     # leave one core to the browser, because each operation waits for the slowest thread
     torch.set_num_threads(max(1, torch.get_num_threads() - 1))
     model, tokenizer, config = open_model(args)
-    start = {"toy": getattr(tokenizer, "words", None) == WORDS, "kinds": FEW._asdict(),
+    start = {"toy": getattr(tokenizer, "words", None) == WORDS, "kinds": KINDS._asdict(),
              "styled": config.prefix_all, "grid": config.vision.grid,
              "margin": config.vision.overlap_margin}
     page = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
