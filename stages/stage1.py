@@ -35,6 +35,6 @@ RECIPE = {
     "warmup.llm": 2000,
     "response_dropout": 0.1,         # only at targets with loss, because captions are few
     "residual_dropout": 0.0,
-    "save_every": 2000,              # with many GPUs a save takes as long as 25 steps
+    "save_every": 2000,              # a save stops all GPUs; its time was not measured on many
     "freeze_embedding": True,        # the base vocabulary; the 128 extra embeddings are trained
 }
