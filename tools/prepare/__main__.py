@@ -20,7 +20,7 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
-from records.errors import warn
+from records.errors import plural, warn
 from tools.command import make_parser, own_folder, print_line, report_errors
 from tools.prepare import frames
 from tools.prepare.collect import convert_files, group, make_records, write
@@ -84,6 +84,11 @@ def main(argv=None):
         counts = write(make_records(found, args.name, published.max_points), out, media)
     if args.media:
         warn(f"paths in the records are relative to {media.root}; train with --media {media.root}")
+    if media.unclear:
+        name, paths = next(iter(media.unclear.items()))
+        warn(f"{media.root} has several files for {plural(len(media.unclear), 'name')}: the row "
+             f"'{name}' can mean {' or '.join(paths)}. Keep one file for each name, or give each "
+             "set its own --media; the rows are skipped until then")
     counts["skipped"] = dict(sorted(skipped.items()))
     print_line(counts)
 

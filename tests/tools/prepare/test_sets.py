@@ -6,9 +6,9 @@ import pytest
 
 from records.reader import Records
 from tests.tools.prepare import cases, video_cases
-from tests.tools.prepare.cases import U, V, W, image_file, sha, xy
+from tests.tools.prepare.cases import RED, U, V, W, image_file, sha, xy
 from tests.tools.prepare.command import prepare, write_parquet
-from tests.tools.prepare.video_cases import TIMED_ROWS
+from tests.tools.prepare.video_cases import TIMED_ROWS, track_row
 from tools.prepare.sets import SETS
 
 pytestmark = pytest.mark.extras("pyarrow")
@@ -62,6 +62,7 @@ def test_fetched_images_are_found_with_or_without_extension_and_give_pixels_thei
     (fetched / "deep").mkdir(parents=True)
     (fetched / f"deep/{sha(U)}.jpg").write_bytes(image_file("red", "jpeg", (640, 480)))
     (fetched / sha(V)).write_bytes(b"<html>gone</html>")
+    (fetched / f"{sha(W)}.part").write_bytes(RED[:20])  # the download was interrupted
     row = CASES["pixmo-count"].rows[0]
     outside = row | {"points": {"x": [700, 1], "y": [1, 1]}}
     rows = [row, outside, row | {"image_url": V}, row | {"image_url": W}]
@@ -88,14 +89,19 @@ def test_images_of_clocks_are_found_by_the_id_of_their_row(tmp_path):
 
 
 FILES = """kw/abc/any name.webm, a/v_act.mkv, a/ytb_you.mp4, d/flat.MOV, d/flat.txt,
-           g/sora2-2fps/x_2fps.mp4, g/veo/x_2fps.mp4, kw/abc/any name.json"""
+           g/sora2-2fps/x_2fps.mp4, g/veo/x_2fps.mp4, kw/abc/any name.json, kw/own/own.mp4,
+           g/bft/p3.mp4, g/sav/p3.mp4, g/p3.mp4, long.mp4"""
 CAPTIONED = {"merged_caption": "c", "annotation_score": 5}
+CLIP = track_row("ducks", "track") | {"video": "long", "clip": "p3"}
 
 
 @pytest.mark.parametrize(("name", "row", "found"), [
     ("molmo2-cap", CAPTIONED, {
         "abc": "kw/abc/any name.webm", "act": "a/v_act.mkv", "you": "a/ytb_you.mp4",
-        "flat": "d/flat.MOV", "none": "none.mp4"}),
+        "flat": "d/flat.MOV", "own": "kw/own/own.mp4",
+        "none": "none.mp4"}),
+    ("track-instruction", CLIP, {
+        "sav/p3": "g/sav/p3.mp4", "bft/p3": "g/bft/p3.mp4", "mose/p3": "mose/p3.mp4"}),
     ("molmo2-videopoint", TIMED_ROWS[1], {
         "sora2/x": "g/sora2-2fps/x_2fps.mp4", "veo/x": "g/veo/x_2fps.mp4",
         "kling/x": "kling/x_2fps.mp4"}),
@@ -105,10 +111,27 @@ def test_videos_are_found_by_their_id_wherever_they_lie(tmp_path, name, row, fou
     for path in FILES.split(","):
         (videos / path.strip()).parent.mkdir(parents=True, exist_ok=True)
         (videos / path.strip()).touch()
-    source = write_parquet(tmp_path / "c.parquet", [row | {"video_id": i} for i in found])
+    rows = [row | {"video_id": i, "video_dataset": i.split("/")[0]} for i in found]
+    source = write_parquet(tmp_path / "c.parquet", rows)
     records, counts = prepare(name, source, tmp_path / "out", "--videos", videos)
     assert [record["video"]["path"] for record in records] == list(found.values())
     assert counts["missing_media"] == 1
+
+
+@pytest.mark.parametrize(("name", "row", "files"), [
+    ("molmo2-cap", CAPTIONED | {"video_id": "x"}, ["a/x.mp4", "b/x/y.mkv"]),
+    ("pixmo-clocks", {"example_id": "x", "text": "1:00"}, ["a/x.png", "b/x.jpg"]),
+])
+def test_no_guess_is_made_between_files_of_one_name(name, row, files, tmp_path, capsys):
+    for file in files:
+        (tmp_path / "media" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "media" / file).touch()
+    source = write_parquet(tmp_path / "c.parquet", [row])
+    records, counts = prepare(name, source, tmp_path / "out", "--media", tmp_path / "media")
+    assert not records
+    assert counts["skipped"] == {"several files with the name of the row": 1}
+    said = f"several files for 1 name: the row 'x' can mean {' or '.join(files)}. Keep one file"
+    assert said in capsys.readouterr().err
 
 
 def test_of_a_folder_the_files_of_one_split_are_read(tmp_path):
