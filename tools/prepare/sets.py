@@ -40,6 +40,8 @@ CAPTION_QA = "video_id Question Answer NegativeAnswers"
 CLIP = "video_duration? clip_start? clip_end? question?"
 TIMED_POINTS = f"video_id two_fps_timestamps points count label {CLIP}"
 BOTH_MODES = ("point_count", "point")  # training draws one of them each time
+# sets that can contain images of allenai/pixmo-points-eval; the official code skips these rows
+WITH_TEST_IMAGES = ("pixmo-points", "pixmo-points-basic", "pixmo-points-high-frequency")
 MAX_S = 63  # longest clip in seconds, in sets to train on
 
 SETS = {

@@ -9,11 +9,18 @@ from tests.tools.prepare import cases, video_cases
 from tests.tools.prepare.cases import RED, U, V, W, image_file, sha, xy
 from tests.tools.prepare.command import prepare, write_parquet
 from tests.tools.prepare.video_cases import TIMED_ROWS, track_row
-from tools.prepare.sets import SETS
+from tools.prepare.sets import SETS, WITH_TEST_IMAGES
 
 pytestmark = pytest.mark.extras("pyarrow")
 
 CASES = cases.CASES | video_cases.CASES
+
+
+def exclude(name, folder, *urls):
+    """-> the flag for a test set with these images, if the set needs one."""
+    lines = [json.dumps({"image_url": url, "label": " "}) for url in [*urls, "http://x.org/test"]]
+    (folder / "eval.jsonl").write_text("\n".join(lines))
+    return ["--exclude", folder / "eval.jsonl"] if name in WITH_TEST_IMAGES else []
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -26,7 +33,7 @@ def test_the_miniature_becomes_these_records(name, tmp_path):
         (folder / "train_oe_qa_processed.json").write_text(json.dumps(case.rows))
     else:
         write_parquet(folder / "train-00000-of-00001.parquet", case.rows)
-    records, counts = prepare(name, folder, out, *case.arguments)
+    records, counts = prepare(name, folder, out, *case.arguments, *exclude(name, tmp_path))
     n = len(case.records)
     assert [record["id"] for record in records] == [f"{name}-{k}" for k in range(1, n + 1)]
     without_ids = [{k: v for k, v in record.items() if k != "id"} for record in records]
@@ -48,7 +55,8 @@ def test_an_image_with_many_points_becomes_several_records_of_sixty_at_most(tmp_
     rows = [{"image_url": U, "points": xy(*[(i, k) for i in range(n)]), "label": f"l{k}"}
             for k, n in enumerate([30, 30, 1, 0, 59, 60, 61, 2])]
     source = write_parquet(tmp_path / "p.parquet", rows)
-    records, counts = prepare("pixmo-points", source, tmp_path / "out")
+    flags = exclude("pixmo-points", tmp_path)
+    records, counts = prepare("pixmo-points", source, tmp_path / "out", *flags)
     n_points = [[len(a["points"]) for a in record["annotations"]] for record in records]
     assert n_points == [[30, 30], [1, 0, 59], [60], [2]]
     assert [record["id"] for record in records] == [
@@ -147,10 +155,12 @@ def test_of_a_folder_the_files_of_one_split_are_read(tmp_path):
 
 def test_images_of_another_set_can_be_held_out_and_points_chosen_by_their_number(tmp_path):
     source = write_parquet(tmp_path / "p.parquet", CASES["pixmo-points"].rows)
-    held_out = tmp_path / "urls.txt"
-    held_out.write_text(f"{U}\t{sha(U)}\n")
-    records, counts = prepare("pixmo-points", source, tmp_path / "out", "--exclude", held_out)
-    assert [record["image"]["url"] for record in records] == [V]
-    assert counts["skipped"]["excluded"] == 6
-    records, _ = prepare("pixmo-points", source, tmp_path / "out", "--counts", 1, 1)
+    urls = tmp_path / "urls.txt"
+    urls.write_text(f"{U}\t{sha(U)}\n")
+    for flags in (["--exclude", urls], exclude("pixmo-points", tmp_path, U)):
+        records, counts = prepare("pixmo-points", source, tmp_path / "out", *flags)
+        assert [record["image"]["url"] for record in records] == [V]
+        assert counts["skipped"]["excluded"] == 6
+    flags = [*exclude("pixmo-points", tmp_path), "--counts", 1, 1]
+    records, _ = prepare("pixmo-points", source, tmp_path / "out", *flags)
     assert [[a["label"] for a in record["annotations"]] for record in records] == [["Cat"]]
