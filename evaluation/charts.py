@@ -16,7 +16,7 @@ COLOURS = (
 WIDTH = 1440  # size of the image in pixels
 HEIGHT = 720
 LEFT = 90  # edges of the plot in pixels
-RIGHT = 1050
+RIGHT = 1000
 TOP = 50
 BOTTOM = 640
 
@@ -51,6 +51,17 @@ def spread(heights, least=30):
         free[k] = min(free[k], below)
         below = free[k] - least
     return free
+
+
+def shorten(text, font):
+    """The text, with ".." in place of its middle if it is too wide for the right edge. A label
+    contains the name of a file, and ends with a number."""
+    short = text
+    half = len(text) // 2
+    while font.getlength(short) > WIDTH - RIGHT - 32:
+        half -= 1
+        short = f"{text[:half]}..{text[-half:]}"
+    return short
 
 
 def line_chart(series, path, xlabel, ylabel, log=False, pale=()):
@@ -101,5 +112,5 @@ def line_chart(series, path, xlabel, ylabel, log=False, pale=()):
     ends = {name: place(*points[-1])[1] / 2 for name, points in series.items()}
     names = sorted(ends, key=ends.get)
     for name, y in zip(names, spread([ends[name] for name in names]), strict=True):
-        pen.text((RIGHT + 16, y), name[-32:], colours[name], font, "lm")
+        pen.text((RIGHT + 16, y), shorten(name, font), colours[name], font, "lm")
     image.save(path)

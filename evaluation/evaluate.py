@@ -7,7 +7,7 @@ nll is the training loss with its loss weights.
 
 A prediction contains the question, the answer and the scores. For points and tracks it also
 contains `predicted` and `true`, [[frame, id, x, y], ..] as in text.points.Place, and `hits`. For
-videos it contains the `times` of the frames.
+videos it contains the `times` of the frames. If the answer ended at its token limit, `cut` is true.
 
 `hits` names the rule for a correct point. "mask": the point lies in the mask of the matched object
 (masks.py). Without masks, "box": it lies in the box of the object. Without boxes, its distance to
@@ -179,9 +179,9 @@ def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ran
     masks_of(record, annotation index) -> masks of this annotation (masks.py) or None.
     max_new: maximum tokens of an answer, instead of answer_limit. with_nll=False: no loss.
     plain: see scoring.score. If the media of a record cannot be read, a warning is printed and
-    the record is counted in `skipped`. Each of `ranks` evaluates a part of the records and needs
-    the whole model. Its batches differ from those of one process, so one or two answers in 100
-    can differ by rounding.
+    the record is counted in `skipped`. Answers that ended at their token limit are counted in
+    `cut`. Each of `ranks` evaluates a part of the records and needs the whole model. Its batches
+    differ from those of one process, so one or two answers in 100 can differ by rounding.
     """
     ranks = ranks or Ranks()
     records = list(records)
@@ -210,6 +210,7 @@ def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ran
         "nll": mean_nll(losses),
         "hits": " and ".join(sorted(rules)) or "none",
         "skipped": len(skipped),
+        "cut": sum("cut" in p for p in predictions),
     }, predictions
 
 
@@ -247,6 +248,7 @@ def answer(model, tokenizer, batch, masks_of, plain, sampling):
             "medium": medium(question.record),
             "prompt": question.turns[-1][0],
             "text": text,
+            **({"cut": True} if len(ids) >= question.max_new else {}),
             **scores,
             **({} if times is None else {"times": times}),
         })

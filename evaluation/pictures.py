@@ -23,6 +23,8 @@ COLOURS = (
     (255, 0, 80), (0, 150, 255), (255, 170, 0), (0, 200, 90), (170, 80, 255), (0, 200, 200),
     (255, 90, 220), (150, 110, 60),
 )
+RIGHT = (20, 115, 60)  # of the text of an answer, as on the page of tools.play
+WRONG = (179, 38, 30)
 BLACK = (0, 0, 0)
 WHITE = (255, 255, 255)
 MIN_WIDTH = 288  # pixels; a smaller image is enlarged
@@ -90,8 +92,9 @@ def draw_marks(image, marks, true=(), trails=()):
     return picture
 
 
-def image_grid(images, labels, height, columns=GRID_COLUMNS):
-    """Arranges PIL images in rows. All have the same height, and each has its label below."""
+def image_grid(images, labels, height, columns=GRID_COLUMNS, colours=None):
+    """Arranges PIL images in rows. All have the same height, and each has its label below. colours:
+    of the labels."""
     scaled = []
     for image in images:
         width = max(1, round(image.width * height / image.height))
@@ -104,12 +107,13 @@ def image_grid(images, labels, height, columns=GRID_COLUMNS):
     n_rows = -(-len(scaled) // columns)
     size = (columns * (width + 4) - 4, n_rows * (height + label_height))
     page = Image.new("RGB", size, "white")
-    for k, (image, label) in enumerate(zip(scaled, labels, strict=True)):
+    colours = colours or [BLACK] * len(labels)
+    for k, (image, label, colour) in enumerate(zip(scaled, labels, colours, strict=True)):
         left = k % columns * (width + 4)
         top = k // columns * (height + label_height)
         page.paste(image, (left, top))
         middle = (left + image.width / 2, top + height + label_height / 2)
-        ImageDraw.Draw(page).text(middle, label, BLACK, font, "mm")
+        ImageDraw.Draw(page).text(middle, label, colour, font, "mm")
     return page
 
 
@@ -331,7 +335,7 @@ def save_gif(frames, path, seconds):
     palette = Image.new("P", (1, 1))
     all_small = image_grid(frames, [""] * len(frames), height=60)
     of_frames = all_small.quantize(GIF_COLOURS).getpalette()
-    palette.putpalette([*of_frames, *chain(*COLOURS, WHITE, BLACK)])
+    palette.putpalette([*of_frames, *chain(*COLOURS, RIGHT, WRONG, WHITE, BLACK)])
     no_dither = Image.Dither.NONE
     first, *others = (f.quantize(palette=palette, dither=no_dither) for f in frames)
     first.save(path, save_all=True, append_images=others, loop=0, **MARKS,

@@ -3,6 +3,7 @@
     loss.png, scores.png    curves of the numbers in log.jsonl
     samples/                held-out images and videos with predicted and true points
     samples/step-N.png      answers about four toy images after step N of the training
+    samples/step-N.json     answers about N_CANDIDATES toy images, of which the four are chosen
     progress.gif            an animation of these pictures
 """
 
@@ -31,6 +32,9 @@ VIDEO_TARGETS = {"video_point_f1": 0.80, "track_f1": 0.80, "qa_accuracy": 0.90}
 IMAGE_TARGETS = {"point_f1": 0.90, "count_accuracy": 0.93, "caption_exact": 0.75}
 # A picture is drawn after these fractions of the steps. The first appears within a minute.
 PICTURE_SHARES = (0.02, 0.05, 0.1, 0.2, 0.4, 0.7, 1)
+N_SHOWN = 4  # images in a picture
+N_CANDIDATES = 16
+VERDICTS = {1: ("right", pictures.RIGHT), 0: ("wrong", pictures.WRONG)}
 MAX_SOURCES = 8  # sources with a separate line in loss.png
 
 
@@ -61,16 +65,16 @@ def end(run, log, scores, seconds):
     log.write({"step": run.config.steps, "eval": scores, "seconds": seconds})
     draw_curves(run.out)
     draw_progress(run.out)
-    animate_progress(run.out)
+    animate_progress(run)
     steps = read_steps(read_log(run.out / "log.jsonl"))
     print_end(run, steps[-1]["loss"] if steps else None, scores, seconds)
 
 
-def records_to_show(config):
-    """The same four held-out toy images at every step, with two questions each: the points of all
+def candidates(config):
+    """The same held-out toy images at every step, with two questions each: the points of all
     objects, and the caption."""
     shown = []
-    for record in world.held_out_images("test", config.seed, 4, (2, 3, 4)):
+    for record in world.held_out_images("test", config.seed, N_CANDIDATES, (2, 3, 4)):
         asked = [a for a in record["annotations"]
                  if a["type"] == "caption"
                  or (a["type"], a["label"]) == ("point", "any shape")]
@@ -79,10 +83,10 @@ def records_to_show(config):
 
 
 def draw_step(run, model, step):
-    """Writes samples/step-N.png: the images of records_to_show with the predicted points, and the
-    predicted captions below -> its path."""
+    """Writes samples/step-N.png with the first candidates, and the answers about all candidates,
+    from which animate_progress draws it again -> its path."""
     path = run.out / "samples" / f"step-{step}.png"
-    records = records_to_show(run.config)
+    records = candidates(run.config)
     with whole_model(run, model) as whole:
         _, answers = evaluate(whole, run.tokenizer, run.config.data, records,
                               max_new=64, ranks=run.ranks, with_nll=False)
@@ -90,35 +94,59 @@ def draw_step(run, model, step):
             path.parent.mkdir(exist_ok=True)
             (image,) = records[0]["source"].images(records[0])
             Image.fromarray(image).save(path.parent / "image.png")  # for the commands of print_end
-            title = [f"After {step:,} of {run.config.steps:,} steps.",
-                     "Rings: predicted points of all shapes. Text: predicted caption."]
-            pictures.with_text(draw_shown(records, answers), title).save(path)
+            path.with_suffix(".json").write_text(json.dumps(answers), encoding="utf-8")
+            draw_page(run, step, records[:N_SHOWN], answers).save(path)
     return path
 
 
-def draw_shown(records, answers):
-    """Draws the two answers about each of the records_to_show -> PIL image."""
+def draw_page(run, step, records, answers):
+    """Draws the two answers about each record, and marks its caption as right or wrong -> image."""
     images = []
     labels = []
+    colours = []
     for record in records:
         # in the order of the annotations
         points, caption = (answer for answer in answers if answer["id"] == record["id"])
         shown = record["source"].images(record)
-        images.append(pictures.draw_images(shown, points["predicted"], []))
-        lines = textwrap.wrap(caption["text"], 28)[:3]
+        images.append(pictures.draw_images(shown, points["predicted"], points["true"]))
+        word, colour = VERDICTS[caption["caption_exact"]]
+        colours.append(colour)
+        lines = textwrap.wrap(f"{word}: {caption['text']}", 28)[:3]
         lines += [""] * (3 - len(lines))  # all pictures of progress.gif have the same size
         labels.append("\n".join(lines))
     # two columns, so that the text can be read on a phone
-    return pictures.image_grid(images, labels, height=200, columns=2)
+    grid = pictures.image_grid(images, labels, height=200, columns=2, colours=colours)
+    title = [f"After {step:,} of {run.config.steps:,} steps.",
+             "Rings: predicted points of all shapes. Crosses: true points.",
+             "Text: predicted caption, which is right if every word is right."]
+    return pictures.with_text(grid, title)
 
 
-def animate_progress(out):
-    """Writes progress.gif in the run directory `out` from the pictures of draw_step, if any."""
-    paths = {int(path.stem[5:]): path for path in (out / "samples").glob("step-*.png")
-             if STEP.fullmatch(path.stem)}
-    pages = [Image.open(path).convert("RGB") for _, path in sorted(paths.items())]
-    if pages:
-        pictures.save_gif(pages, out / "progress.gif", [0.8] * (len(pages) - 1) + [3])
+def choose_typical(records, answers):
+    """-> N_SHOWN of the records. The share of right captions among them is the share among all
+    records, rounded. The first right ones and the first wrong ones are chosen."""
+    exact = {a["id"]: a["caption_exact"] for a in answers if a["type"] == "caption"}
+    right = [name for name in exact if exact[name]]
+    wrong = [name for name in exact if not exact[name]]
+    n_right = round(N_SHOWN * len(right) / len(exact))
+    chosen = right[:n_right] + wrong[:N_SHOWN - n_right]
+    return [record for record in records if record["id"] in chosen]
+
+
+def animate_progress(run):
+    """Draws the pictures of draw_step again with images on which the last step has its typical
+    score, and writes progress.gif with all of them. Without answers, no file is written."""
+    folder = run.out / "samples"
+    answers = {int(path.stem[5:]): json.loads(path.read_text(encoding="utf-8"))
+               for path in folder.glob("step-*.json") if STEP.fullmatch(path.stem)}
+    if not answers:
+        return
+    records = choose_typical(candidates(run.config), answers[max(answers)])
+    pages = []
+    for step in sorted(answers):
+        pages.append(draw_page(run, step, records, answers[step]))
+        pages[-1].save(folder / f"step-{step}.png")
+    pictures.save_gif(pages, run.out / "progress.gif", [0.8] * (len(pages) - 1) + [3])
 
 
 def final_scores(run, model, samples_dir=None):

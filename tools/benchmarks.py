@@ -249,7 +249,7 @@ def summary(loaded, metrics, predictions):
         scores = {name: metrics[name] for name in benchmark.scores}
     left_out = loaded.left_out + Counter({"damaged image": metrics["skipped"]})
     return {"benchmark": loaded.name, **scores, "questions": len(predictions),
-            "rows": loaded.n_rows, "left_out": dict(left_out),
+            "cut": metrics["cut"], "rows": loaded.n_rows, "left_out": dict(left_out),
             "published": benchmark.published, "source": benchmark.source}
 
 

@@ -102,7 +102,7 @@ def add_model(parser, seed_of="the sampling", model=None):
     add = parser.add_argument
     add("--model", default=model, required=model is None, help=(
         f"a run directory, a released folder, or toy{' (default)' if model == 'toy' else ''}"))
-    add("--device", default="cpu", help="cpu (default), cuda, ..")
+    add("--device", default="cpu", help="cpu (default), cuda, mps (never tested), ..")
     add("--dtype", choices=("float32", "bfloat16"), default="float32",
         help="dtype of the weights (default float32)")
     add("--temperature", type=in_range(float, 0), default=0.0, metavar="T", help=(

@@ -185,6 +185,11 @@ def answer_ids(loaded, shown, turns, args, printer=None):
     return ids
 
 
+def warn_if_cut(ids, max_new):
+    if len(ids) >= max_new:
+        warn(f"the answer is cut at --max-new {max_new} tokens; a larger number allows more")
+
+
 def chat(loaded, shown, args):
     """Reads questions from standard input, one per line, and prints the answers."""
     _, tokenizer, _ = loaded
@@ -194,15 +199,16 @@ def chat(loaded, shown, args):
         printer = make_printer(tokenizer)
         ids = answer_ids(loaded, shown, [*turns, (question, None)], args, printer)
         print(flush=True)
+        warn_if_cut(ids, args.max_new)
         turns.append((question, tokenizer.decode(ids)))
         print("> ", end="", flush=True, file=sys.stderr)
 
 
-def points_in_pixels(answer, sizes):
+def points_in_pixels(answer, sizes, is_cut=False):
     """The points of an answer -> [Place, ..] in pixels of their image. sizes: (width, height) of
     every image, or of the video. Points on an image that does not exist are skipped."""
     points = []
-    for place in parse_points(answer, 1, 1):
+    for place in parse_points(answer, 1, 1, is_cut):
         image = 1 if len(sizes) == 1 else place.frame
         if image in range(1, len(sizes) + 1):
             w, h = sizes[int(image) - 1]
@@ -228,7 +234,8 @@ def main(argv=None):
     printer = None if args.json else make_printer(tokenizer)
     ids = answer_ids(loaded, shown, [(args.prompt, None)], args, printer)
     answer = tokenizer.decode(ids)
-    points = points_in_pixels(answer, shown.sizes)
+    is_cut = len(ids) >= args.max_new
+    points = points_in_pixels(answer, shown.sizes, is_cut)
     if args.draw:
         times = shown.clip.times if shown.clip else []
         draw_answer(args.draw, points, shown.images, times, shown.frames_at,
@@ -236,9 +243,10 @@ def main(argv=None):
     if args.json:
         drawn = {"drawn": args.draw} if args.draw else {}
         command.print_line({"prompt": args.prompt, "text": answer, "tokens": len(ids),
-                            "points": points, **drawn})
+                            "cut": is_cut, "points": points, **drawn})
         return
     print(flush=True)
+    warn_if_cut(ids, args.max_new)
     if args.draw:
         note = "" if points else " (no point could be read in the answer)"
         print(f"-> {args.draw}{note}")

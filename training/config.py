@@ -89,7 +89,7 @@ class Config:
     keep: int = 2  # how many of the newest checkpoints are kept; 0: all
     seed: int = 0  # seed of every random choice
     deterministic: bool = False  # train without dropout and with deterministic kernels
-    device: str = "auto"  # cpu, cuda, mps; auto: cuda if there is one, else mps, else cpu
+    device: str = "auto"  # cpu, cuda, mps (never tested); auto: cuda if there is one, else cpu
     dtype: str = "auto"  # dtype of the computation; trained weights are always float32
     max_skip: float = 0.01  # largest share of a source's records that may be unusable
     workers: int = 0  # decoding processes per rank (not given, on a GPU: its cores less 1, up to 8)

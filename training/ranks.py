@@ -9,6 +9,7 @@ import torch
 import torch.distributed as dist
 
 import parallel
+from records.errors import warn
 
 
 @dataclass
@@ -69,6 +70,9 @@ def device_of_rank(name):
     # tensor sizes differ from step to step.
     os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
     device = torch.device(name)
+    if device.type == "mps":
+        warn("--device mps: this code has never been run on MPS; compare the first losses or "
+             "answers with those of --device cpu")
     if device.type == "cuda" and "LOCAL_RANK" in os.environ:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
     if device.type == "cuda" and device.index is not None:

@@ -29,14 +29,14 @@ from weights import files, lora
 
 
 def pick_device(config):
-    """-> device and dtype of the computation. UserError if this machine has no such device."""
-    there = ["cpu"]
-    if torch.backends.mps.is_available():
-        there.insert(0, "mps")
-    if torch.cuda.is_available():
-        there.insert(0, "cuda")
-    name = there[0] if config.device == "auto" else config.device
-    if name not in there:
+    """-> device and dtype of the computation. UserError if this machine has no such device.
+    "auto" does not choose MPS, since this code was never run there."""
+    there = {"cpu": True, "cuda": torch.cuda.is_available(),
+             "mps": torch.backends.mps.is_available()}
+    name = config.device
+    if name == "auto":
+        name = "cuda" if there["cuda"] else "cpu"
+    if not there[name]:
         raise UserError(f"--device {name}: no such device was found; this machine has none, or "
                         "this build of PyTorch does not support it")
     dtype = config.dtype

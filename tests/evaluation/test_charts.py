@@ -36,6 +36,21 @@ def test_labels_stand_at_the_ends_of_their_lines_and_30_pixels_apart():
     assert charts.spread([600, 610, 635]) == [charts.BOTTOM - 60, charts.BOTTOM - 30, charts.BOTTOM]
 
 
+@pytest.mark.parametrize(("name", "label"), [
+    ("held out coco-held-out.jsonl 0.802", "held out coco-held-out.jsonl 0.802"),
+    (f"held out {'a' * 90}.jsonl 0.802", "held out aaaaaaa..aaa.jsonl 0.802"),
+])
+def test_a_long_label_loses_its_middle_and_keeps_its_number(name, label, tmp_path):
+    font = charts.ImageFont.load_default(24)
+    found = charts.shorten(name, font)
+    assert (found[:15], found[-12:]) == (label[:15], label[-12:])
+    assert 300 < font.getlength(found) < charts.WIDTH - charts.RIGHT - 16
+    for text in (name, found):
+        charts.line_chart({text: [(0, 0.5)]}, tmp_path / f"{len(text)}.png", "step", "score")
+    pages = [Image.open(tmp_path / f"{len(text)}.png").tobytes() for text in (name, found)]
+    assert pages[0] == pages[1]
+
+
 def test_pale_points_are_joined_below_the_lines_and_ticks_have_their_numbers(tmp_path):
     """A pale line from corner to corner, and what is left of the axis without the other ticks."""
     path = tmp_path / "chart.png"

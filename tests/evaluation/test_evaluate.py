@@ -72,8 +72,9 @@ def test_questions_asked_together_are_answered_as_alone_from_one_decoding(monkey
     n_decoded, encoded = [], []
     monkeypatch.setattr(source, "frames", lambda *a: n_decoded.append(1) or frames(*a))
     monkeypatch.setattr(vision, "forward", lambda x, *a: encoded.append(len(x)) or forward(x, *a))
-    _, predictions = evaluation.evaluate(small_model, TOKENIZER, DATA, [record], max_new=8)
+    metrics, predictions = evaluation.evaluate(small_model, TOKENIZER, DATA, [record], max_new=8)
     assert len(predictions) == 5
+    assert metrics["cut"] == sum(p.get("cut", False) for p in predictions) > 0
     assert encoded[0] == len(info.times) == 6
     assert len(n_decoded) == len(encoded) == 2           # once more for the nll
     clip = VideoClip(info.times, list(frames(record, info.times)), info.subtitles)
@@ -83,6 +84,7 @@ def test_questions_asked_together_are_answered_as_alone_from_one_decoding(monkey
         prompt = data.encode_prompt([], [(turns[0][0], None)], TOKENIZER, DATA, clip)
         (ids,) = generate(small_model, [prompt], TOKENIZER.stops, 8)
         assert p["text"] == TOKENIZER.decode(ids), p["prompt"]
+        assert ("cut" in p) == (len(ids) == 8)
 
 
 @pytest.mark.parametrize(("max_rows", "max_crops", "max_tokens"), [

@@ -170,11 +170,12 @@ def test_given_records_are_scored_as_by_tools_evaluate(evaluated, monkeypatch, t
 def test_progress_is_drawn_of_the_same_images_at_every_step(tmp_path, monkeypatch):
     """Rings where the model points, its caption below; a run on other records draws none."""
     answers = []
+    found = {"point": {"type": "point", "predicted": [[1, "1", 50, 50]], "true": []},
+             "caption": {"type": "caption", "caption_exact": 1.0}}
 
     def evaluate(model, tokenizer, config, records, **options):
         answers.append([
-            {"id": record["id"], "annotation": k, "text": "red cross",
-             **({"predicted": [[1, "1", 50, 50]]} if annotation["type"] == "point" else {})}
+            {"id": record["id"], "annotation": k, "text": "red cross", **found[annotation["type"]]}
             for record in records for k, annotation in enumerate(record["annotations"])])
         return {}, answers[-1]
 
@@ -187,7 +188,7 @@ def test_progress_is_drawn_of_the_same_images_at_every_step(tmp_path, monkeypatc
     assert shown[0] == {}
     pages = [np.array(Image.open(of_step["picture"])) for of_step in shown[1:]]
     assert answers[0] == answers[1]
-    assert len({answer["id"] for answer in answers[0]}) == 4
+    assert len({answer["id"] for answer in answers[0]}) == report.N_CANDIDATES
     # the title alone differs
     assert np.array_equal(pages[0][:200], pages[1][:200])
     assert not np.array_equal(*pages)
@@ -197,8 +198,16 @@ def test_progress_is_drawn_of_the_same_images_at_every_step(tmp_path, monkeypatc
     rows, columns = np.nonzero(changed[80:120, 80:120])
     assert abs(rows.mean() - 20) < 3  # a ring around the middle
     assert abs(columns.mean() - 20) < 3
-    (tmp_path / "samples" / "step-².png").write_text("another's")
-    report.animate_progress(tmp_path)
+    (tmp_path / "samples" / "step-².json").write_text("another's")
+    for answer in answers[-1][3::6]:     # the caption of every third image becomes wrong
+        answer["caption_exact"] = 0
+    (tmp_path / "samples" / "step-1000.json").write_text(json.dumps(answers[-1]))
+    report.animate_progress(run)
+    page = np.array(Image.open(tmp_path / "samples" / "step-1000.png"), int)
+    redness = page[200:260, :, 0] - page[200:260, :, 1]
+    assert redness[:, 204:].max() > 100     # the second image has the first wrong caption
+    assert redness[:, :200].max() <= 20
+    assert redness[:, :200].min() < -80
     with Image.open(tmp_path / "progress.gif") as progress:
         durations = []
         for k in range(progress.n_frames):
@@ -207,6 +216,19 @@ def test_progress_is_drawn_of_the_same_images_at_every_step(tmp_path, monkeypatc
     assert durations == [800, 3000]                      # milliseconds
     run.eval_records = {}
     assert report.look(run, model, 20) == {}
+
+
+@pytest.mark.parametrize(("exact", "chosen"), [
+    ("1111000011111111", "0124"),    # 12 of 16 captions are right, so 3 of 4
+    ("0000000000000000", "0123"),
+    ("0100000000000001", "0234"),
+])
+def test_the_images_of_the_animation_have_the_typical_score(exact, chosen):
+    records = [{"id": str(k)} for k in range(len(exact))]
+    answers = [{"id": str(k), "type": "caption", "caption_exact": float(x)}
+               for k, x in enumerate(exact)]
+    found = report.choose_typical(records, answers)
+    assert "".join(record["id"] for record in found) == chosen
 
 
 TOY_SCORES = {"point_f1": 0.9, "point_recall": 0.8, "unseen": {"caption_exact": 0.04, "nll": {}}}

@@ -84,6 +84,22 @@ def test_tracks_come_back_with_one_number_per_object():
                       (1.5, "1", 200, 800), (1.5, "3", 0, 1000)]
 
 
+@pytest.mark.parametrize(("text", "ids"), [
+    ('<points coords="1 1 100 200 2 300 400', "12"),
+    ('<points coords="1 1 100 200 2 300 40', "1"),
+    ('<points coords="1 1 100 200 2 300 100', "1"),  # the last number may become 1000
+    ('<points coords="1 1 100 200 2 300 1000', "12"),
+    ('<points coords="1 1 100 200 2 300 100 ', "12"),
+    ('<tracks coords="0.0 1 100 200;0.5 1 100 300;1', "11"),
+    ('<points coords="1 1 100 200">a</points> <points coords="1 2 100 200 3', "12"),
+    ('<points coords="1 1 100 200 and', ""),         # damaged, not cut
+])
+def test_the_complete_points_of_a_cut_answer_are_read_but_not_scored(text, ids):
+    found = points.parse_points(text, 1000, 1000, is_cut=True)
+    assert "".join(p.id for p in found) == ids
+    assert len(points.parse_points(text, 1000, 1000)) == text.count(">a<")
+
+
 def test_an_id_counts_once_in_each_tag():
     """Two tags are two answers: a cat and a dog that both have the id 1."""
     cat = '<points coords="1 1 100 100">cat</points>'

@@ -41,7 +41,7 @@ class FakeModel:
     def generate(self, model, prompts, stops, max_new, sampling, on_token):
         self.prompts += prompts
         self.options = model.norm.weight.dtype, sampling
-        ids = TOKENIZER.encode(self.answer)
+        ids = TOKENIZER.encode(self.answer)[:max_new]
         for n in range(1, len(ids) + 1):
             if on_token:
                 on_token(ids[:n])
@@ -111,6 +111,19 @@ def test_a_clip_with_subtitles_is_shown_at_times_of_its_own(call, fake, tmp_path
     assert json.loads(out)["points"] == [
         [0.0, "1", 0.5 * w, 0.5 * h], [1.0, "2", 0.25 * w, 0.75 * h]]
     assert Image.open(tmp_path / "frames.png").width > 100
+
+
+def test_a_cut_answer_says_so_and_its_complete_points_are_read(call, fake, capsys):
+    fake.answer = '<points coords="1 1 500 500 2 250 750">x</points>'
+    flags = "--image", PHOTOS[0], "--prompt", "pointing: x"
+    w, h = Image.open(PHOTOS[0]).size
+    n = len(TOKENIZER.encode('<points coords="1 1 500 500 2 250'))
+    found = json.loads(call(*flags, "--json", "--max-new", n))
+    assert (found["cut"], found["points"]) == (True, [[1.0, "1", w / 2, h / 2]])
+    whole = json.loads(call(*flags, "--json"))
+    assert (whole["cut"], len(whole["points"])) == (False, 2)
+    generate.main(["--model", "toy", *flags, "--max-new", str(n)])
+    assert f"the answer is cut at --max-new {n} tokens" in capsys.readouterr().err
 
 
 def test_a_track_in_a_clip_is_asked_for_up_to_the_end_of_the_clip(call, fake, tmp_path):

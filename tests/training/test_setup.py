@@ -46,7 +46,7 @@ def test_a_layout_that_cannot_be_is_one_sentence(world, flags, message):
     assert bool(found) == bool(message)
 
 
-def test_the_device_is_the_best_there_is_and_a_missing_one_is_refused(monkeypatch):
+def test_auto_is_a_gpu_or_the_cpu_and_mps_must_be_named(monkeypatch, capsys):
     def pick(*flags):
         return pick_device(parse([*TINY, *flags])[1])
 
@@ -59,6 +59,12 @@ def test_the_device_is_the_best_there_is_and_a_missing_one_is_refused(monkeypatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     assert pick() == (torch.device("cuda"), torch.bfloat16)
     assert pick("--device", "cpu") == (torch.device("cpu"), torch.float32)
+    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert pick() == (torch.device("cpu"), torch.float32)
+    assert not capsys.readouterr().err
+    assert pick("--device", "mps") == (torch.device("mps"), torch.float32)
+    assert "this code has never been run on MPS" in capsys.readouterr().err
 
 
 def test_under_torchrun_every_command_uses_the_gpu_of_its_local_rank(monkeypatch):

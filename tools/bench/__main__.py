@@ -35,7 +35,8 @@ def main(argv=None):
             formatter_class=HelpFormatter)
         module.add_arguments(command)
         if name in ON_DEVICE:
-            command.add_argument("--device", default="cpu", help="cpu, cuda, cuda:1, ..")
+            command.add_argument("--device", default="cpu",
+                                 help="cpu, cuda, cuda:1, mps (never tested), ..")
     args = parser.parse_args(argv)
     flags = vars(args).copy()
     args.device = open_device(flags.get("device", "cpu"))

@@ -47,12 +47,13 @@ def reply_to(request, loaded, sampling):
         so_far = [tokenizer.decode(ids[:n]).rstrip("\ufffd") for n in range(len(ids) + 1)]
         mean = by_block.mean(0, keepdim=True)
         kept = torch.cat([mean, by_block]) if n_shares <= MAX_SHARES else mean
+        cut = f"the answer is cut at {MAX_NEW} tokens" if len(ids) == MAX_NEW else ""
         answers.append({
             "prompt": text,
             "tokens": [later[len(former) :] for former, later in pairwise(so_far)],
-            "points": parse_points(so_far[-1], 1, 1),
-            "verdict": mark(text, so_far[-1], scene["objects"]) if scene else None,
-            "hint": style_hint(text, config),
+            "points": parse_points(so_far[-1], 1, 1, bool(cut)),
+            "verdict": mark(text, so_far[-1], scene["objects"]) if scene and not cut else None,
+            "hint": "; ".join(filter(None, [cut, style_hint(text, config)])),
             "shares": (1e6 * kept).round().int().tolist()})
     return {"answers": answers, "scene": scene, "true": true, "size": shown.sizes[0],
             "times": shown.clip and shown.clip.times,

@@ -20,13 +20,15 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
-from records.errors import warn
+from records.errors import plural, warn
 from tools.command import make_parser, own_folder, print_line, report_errors
 from tools.prepare import frames
+from tools.prepare.annotations import text_of
 from tools.prepare.collect import convert_files, group, make_records, write
 from tools.prepare.media import Media
-from tools.prepare.rows import source_files
-from tools.prepare.sets import SETS
+from tools.prepare.rows import read_rows, source_files
+from tools.prepare.sets import SETS, WITH_TEST_IMAGES
+from training.config import UserError
 
 TYPES = ("chart", "chemical", "circuit", "diagram", "doc", "document", "graphic", "math",
          "music", "nutrition", "table")
@@ -43,8 +45,9 @@ def parse(argv):
         help="folder of downloaded images, named by the sha256 of their URL, and videos, named "
         "by their id; images in the published files are written to it (default OUT/media)")
     add("--split", help="read only the files of this split: train, validation, ..")
-    add("--exclude", metavar="FILE",
-        help="skip the images with these URLs, one per line, as in urls.txt of another set")
+    add("--exclude", metavar="SET",
+        help="skip the images of another set: its published files, a folder of them, or its "
+        "urls.txt; pixmo-points needs it, for the test set allenai/pixmo-points-eval")
     add("--counts", nargs=2, type=int, metavar=("MIN", "MAX"),
         help="pointing: skip annotations with fewer or more points")
     add("--min-score", type=float, default=3,
@@ -56,9 +59,26 @@ def parse(argv):
     args = parser.parse_args(argv)
     if "kind" in SETS[args.name].flags and not args.kind:
         parser.error(f"{args.name} needs --type with one of {', '.join(TYPES)}")
+    if args.name in WITH_TEST_IMAGES and not args.exclude:
+        parser.error(f"{args.name} can contain images of a test set: download it with 'hf "
+                     "download allenai/pixmo-points-eval --repo-type dataset --local-dir "
+                     "raw/pixmo-points-eval', and add --exclude raw/pixmo-points-eval")
     if args.media and not Path(args.media).is_dir():
         parser.error(f"{args.media}: no such folder")
     return args
+
+
+def image_urls(path):
+    """The URLs of the images of a set: published files, or the urls.txt that this command wrote."""
+    if path.endswith(".txt"):
+        lines = Path(path).read_text(encoding="utf-8").splitlines()
+        urls = {line.split("\t")[0].strip() for line in lines} - {""}
+    else:
+        rows = (row for file in source_files([path]) for row in read_rows(file, "image_url"))
+        urls = {row["image_url"] if isinstance(row, dict) else None for row in rows}
+    if not urls or not all(map(text_of, urls)):
+        raise UserError(f"--exclude {path}: each row must have the URL of an image")
+    return urls
 
 
 @report_errors
@@ -69,10 +89,7 @@ def main(argv=None):
     args = parse(argv)
     published = SETS[args.name]
     files = source_files(args.source, args.split)
-    excluded = set()
-    if args.exclude:
-        lines = Path(args.exclude).read_text(encoding="utf-8").splitlines()
-        excluded = {line.split("\t")[0].strip() for line in lines}
+    excluded = image_urls(args.exclude) if args.exclude else set()
     layout = partial(published.layout, **{name: getattr(args, name) for name in published.flags})
     inputs = [*files, *filter(None, [args.exclude])]
     with own_folder(args.out, f"tools.prepare {args.name}", inputs, besides=["media"]) as out:
@@ -84,6 +101,11 @@ def main(argv=None):
         counts = write(make_records(found, args.name, published.max_points), out, media)
     if args.media:
         warn(f"paths in the records are relative to {media.root}; train with --media {media.root}")
+    if media.unclear:
+        name, paths = next(iter(media.unclear.items()))
+        warn(f"{media.root} has several files for {plural(len(media.unclear), 'name')}: the row "
+             f"'{name}' can mean {' or '.join(paths)}. Keep one file for each name, or give each "
+             "set its own --media; the rows are skipped until then")
     counts["skipped"] = dict(sorted(skipped.items()))
     print_line(counts)
 

@@ -5,10 +5,11 @@ import os
 import re
 from pathlib import Path, PurePosixPath
 
-from tools.prepare.annotations import number_of, require, text_of
+from tools.prepare.annotations import Skip, number_of, require, text_of
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".mov", ".webm", ".avi", ".m4v")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
+UNFINISHED = (".part", ".draft")  # a download that was interrupted
 
 
 def check_path(path):
@@ -25,10 +26,13 @@ class Media:
         self.root = Path(root)
         self.by_stem = {}  # file name without extension -> paths
         self.by_folder = {}  # folder name -> paths of the videos in it
+        self.unclear = {}  # name that several files have -> their paths
         for folder, subfolders, names in os.walk(self.root, followlinks=True):
             # sorted, so that the same file is found on every machine
             subfolders.sort()
             for name in sorted(names):
+                if name.endswith(UNFINISHED):
+                    continue
                 path = Path(folder, name).relative_to(self.root).as_posix()
                 self.by_stem.setdefault(os.path.splitext(name)[0], []).append(path)
                 if name.lower().endswith(VIDEO_SUFFIXES):
@@ -43,21 +47,25 @@ class Media:
     def find(self, name, video=False):
         """Path of the file with this name and any extension; for a video also the path of a video
         in a folder with this name; None if there is none. "sora2/clip" must be in a folder
-        sora2 or sora2-2fps."""
+        sora2 or sora2-2fps. Skip if several files have the name."""
         folder, _, stem = f"/{name}".rpartition("/")
         paths = self.by_stem.get(stem, [])
         if video:
             paths = [path for path in paths if path.lower().endswith(VIDEO_SUFFIXES)]
             paths += self.by_folder.get(stem, [])
         ends = (folder, f"{folder}-2fps")
-        found = (path for path in paths if f"/{os.path.dirname(path)}".endswith(ends))
-        return next(found, None)
+        found = {path for path in paths if f"/{os.path.dirname(path)}".endswith(ends)}
+        if len(found) > 1:
+            self.unclear[name] = sorted(found)
+            raise Skip("several files with the name of the row")
+        return next(iter(found), None)
 
     def by_url(self, url, sha256=None):
-        """An image by its URL. The file name is the sha256 of the URL. sha256: of the bytes."""
+        """An image by its URL. The file name is the sha256 of the URL, so two files with this name
+        are the same image. sha256: of the bytes."""
         require(text_of(url) and not re.search(r"[\t\r\n]", url), "no image")
         name = hashlib.sha256(url.encode()).hexdigest()
-        image = {"path": self.find(name) or name, "url": url}
+        image = {"path": self.by_stem.get(name, [name])[0], "url": url}
         if re.fullmatch("[0-9a-f]{64}", sha256 or ""):
             image["sha256"] = sha256
         return image
@@ -94,11 +102,13 @@ class Media:
             return {"image": self.image(row["image"])}
         return self.video(row["video_id"])
 
-    def video(self, *names, start=None, end=None):
+    def video(self, *names, folder="", start=None, end=None):
         """{"video": ..} with the first file found under one of these names. If none is found, the
-        path is the first name, as an mp4 file if it has no extension of a video."""
+        path is the first name, as an mp4 file if it has no extension of a video. folder: the
+        file must be in a folder with this name."""
         require(all(names), "no video")
-        found = [self.find(self.stem(name), video=True) for name in names]
+        names = [f"{folder}/{name}" if folder else name for name in names]
+        found = (self.find(self.stem(name), video=True) for name in names)
         first = names[0] if self.stem(names[0]) != names[0] else f"{names[0]}.mp4"
         video = {"path": check_path(next(filter(None, found), first))}
         if number_of(start) is not None and number_of(end) is not None:

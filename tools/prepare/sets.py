@@ -40,6 +40,8 @@ CAPTION_QA = "video_id Question Answer NegativeAnswers"
 CLIP = "video_duration? clip_start? clip_end? question?"
 TIMED_POINTS = f"video_id two_fps_timestamps points count label {CLIP}"
 BOTH_MODES = ("point_count", "point")  # training draws one of them each time
+# sets that can contain images of allenai/pixmo-points-eval; the official code skips these rows
+WITH_TEST_IMAGES = ("pixmo-points", "pixmo-points-basic", "pixmo-points-high-frequency")
 MAX_S = 63  # longest clip in seconds, in sets to train on
 
 SETS = {
@@ -99,13 +101,14 @@ SETS = {
         videos.video_points, f"video_id count label {CLIP}"),
     "academic-video-points": by_row(
         videos.video_points,
-        "video_name category count timestamps points video_duration? clip_start_time? "
-        "clip_end_time?", flags=("counts",), mode=BOTH_MODES, max_seconds=MAX_S),
+        "video_name category count timestamps points subset? dataset? video_duration? "
+        "clip_start_time? clip_end_time?", flags=("counts",), mode=BOTH_MODES, max_seconds=MAX_S),
     "track-instruction": by_row(
         videos.trajectories,
-        "video expression fps sampling_fps task frame_trajectories width? height? mask_id?"),
+        "video expression fps sampling_fps task frame_trajectories clip? video_dataset? width? "
+        "height? mask_id?"),
     "molmo2-videotrack": by_row(
-        videos.positions, "video fps exp points clip? w? h? mask_id?"),
+        videos.positions, "video fps exp points clip? video_dataset? w? h? mask_id?"),
     "llava-video-178k": by_input(videos.conversations, "conversations video data_source?"),
     "llava-video-178k-academic": by_input(
         videos.conversations, "conversations video data_source",

@@ -65,7 +65,8 @@ def negative_answers(row, media):
 def video_points(row, media, coords="percent", mode="", max_seconds=math.inf, counts=None):
     """The cell points[i] belongs to time i. It is a list of points, or one point in sets for
     evaluation. Sets for counting have no points. Times are seconds of the whole video, not of the
-    clip. max_seconds: longer clips are skipped."""
+    clip. max_seconds: longer clips are skipped. A set of several sources, which may contain the
+    same names, has one folder per source (columns subset, dataset)."""
     name = row.get("video_id") or row["video_name"]
     start = row.get("clip_start", row.get("clip_start_time"))
     end = row.get("clip_end", row.get("clip_end_time"))
@@ -74,7 +75,9 @@ def video_points(row, media, coords="percent", mode="", max_seconds=math.inf, co
     last = end if is_clip else row.get("video_duration") or math.inf
     require(last == math.inf or last - first <= max_seconds,
             f"no clip of at most {max_seconds} s")
-    head = media.video(f"{media.stem(name)}_2fps", name, start=start, end=end)
+    folder = "/".join(filter(None, [row.get("subset"), row.get("dataset")]))
+    names = (f"{media.stem(name)}_2fps", name)
+    head = media.video(*names, folder=folder, start=start, end=end)
     label = row["label"] if "label" in row else row["category"].lower()
     question = row.get("question")
     if "points" not in row:
@@ -106,6 +109,13 @@ def belongs(object_id, row):
     return not row.get("mask_id") or str(object_id) in map(str, row["mask_id"])
 
 
+def tracked_video(row, media):
+    """The file in which the objects are tracked. If the row has a clip, `video` is only the source
+    that the clip was cut from. Clips of different sources may have the same name, so the clip is
+    in the folder video_dataset."""
+    return media.video(row.get("clip") or row["video"], folder=row.get("video_dataset"))
+
+
 def trajectories(row, media):
     """Every frame has the points of all objects. Times are seconds of the clip's own file."""
     fps = row["fps"]
@@ -127,7 +137,7 @@ def trajectories(row, media):
                 place = {"t": t, "id": p["id"], "x": x, "y": y}
                 hidden = {"occluded": True} if p.get("occluded") else {}
                 points.setdefault((t, p["id"]), place | hidden)
-    head = media.video(row["video"])
+    head = tracked_video(row, media)
     size = size_of(row.get("width"), row.get("height"))
     points = list(points.values())
     return head, [partial(make.track, row["expression"], points, times, rate, mode, size)]
@@ -138,7 +148,7 @@ def positions(row, media):
     fps = row["fps"]
     rate = next((rate for rate in (2, 1) if fps % rate == 0), None)
     require(rate, "fps is no multiple of the sampling rate")
-    head = media.video(row.get("clip") or row["video"])
+    head = tracked_video(row, media)
     paths = {track["object_id"]: track["points"] for track in row["points"]
              if belongs(track["object_id"], row)}
     n_frames = max(map(len, paths.values()), default=0)

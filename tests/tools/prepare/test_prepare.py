@@ -72,10 +72,15 @@ def test_a_row_of_another_shape_is_counted_and_costs_only_itself(tmp_path):
     pytest.param("pixmo-cap torn.parquet", "torn.parquet cannot be used",
                  marks=pytest.mark.extras("pyarrow")),
     ("tulu split", "contains the splits train, validation"),
+    ("pixmo-points-basic rows.jsonl", "and add --exclude raw/pixmo-points-eval"),
+    ("pixmo-points-basic rows.jsonl --exclude torn.jsonl", "must have the URL of an image"),
+    ("pixmo-points-basic rows.jsonl --exclude none.txt", "must have the URL of an image"),
     ("cosyn-400k rows.jsonl", "cosyn-400k needs --type with one of chart"),
 ])
 def test_a_mistake_costs_one_sentence(arguments, words, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
+    Path("torn.jsonl").write_text('{"image_url": "http://x.org/1"}\n{"image_')
+    Path("none.txt").write_text("\n")
     Path("rows.jsonl").write_text('{"a": "hi"}\n')
     Path("torn.parquet").write_bytes(b"PAR1 and no more")
     Path("split").mkdir()

@@ -6,14 +6,21 @@ import pytest
 
 from records.reader import Records
 from tests.tools.prepare import cases, video_cases
-from tests.tools.prepare.cases import U, V, W, image_file, sha, xy
+from tests.tools.prepare.cases import RED, U, V, W, image_file, sha, xy
 from tests.tools.prepare.command import prepare, write_parquet
-from tests.tools.prepare.video_cases import TIMED_ROWS
-from tools.prepare.sets import SETS
+from tests.tools.prepare.video_cases import TIMED_ROWS, track_row
+from tools.prepare.sets import SETS, WITH_TEST_IMAGES
 
 pytestmark = pytest.mark.extras("pyarrow")
 
 CASES = cases.CASES | video_cases.CASES
+
+
+def exclude(name, folder, *urls):
+    """-> the flag for a test set with these images, if the set needs one."""
+    lines = [json.dumps({"image_url": url, "label": " "}) for url in [*urls, "http://x.org/test"]]
+    (folder / "eval.jsonl").write_text("\n".join(lines))
+    return ["--exclude", folder / "eval.jsonl"] if name in WITH_TEST_IMAGES else []
 
 
 @pytest.mark.parametrize("name", SETS)
@@ -26,7 +33,7 @@ def test_the_miniature_becomes_these_records(name, tmp_path):
         (folder / "train_oe_qa_processed.json").write_text(json.dumps(case.rows))
     else:
         write_parquet(folder / "train-00000-of-00001.parquet", case.rows)
-    records, counts = prepare(name, folder, out, *case.arguments)
+    records, counts = prepare(name, folder, out, *case.arguments, *exclude(name, tmp_path))
     n = len(case.records)
     assert [record["id"] for record in records] == [f"{name}-{k}" for k in range(1, n + 1)]
     without_ids = [{k: v for k, v in record.items() if k != "id"} for record in records]
@@ -48,7 +55,8 @@ def test_an_image_with_many_points_becomes_several_records_of_sixty_at_most(tmp_
     rows = [{"image_url": U, "points": xy(*[(i, k) for i in range(n)]), "label": f"l{k}"}
             for k, n in enumerate([30, 30, 1, 0, 59, 60, 61, 2])]
     source = write_parquet(tmp_path / "p.parquet", rows)
-    records, counts = prepare("pixmo-points", source, tmp_path / "out")
+    flags = exclude("pixmo-points", tmp_path)
+    records, counts = prepare("pixmo-points", source, tmp_path / "out", *flags)
     n_points = [[len(a["points"]) for a in record["annotations"]] for record in records]
     assert n_points == [[30, 30], [1, 0, 59], [60], [2]]
     assert [record["id"] for record in records] == [
@@ -62,6 +70,7 @@ def test_fetched_images_are_found_with_or_without_extension_and_give_pixels_thei
     (fetched / "deep").mkdir(parents=True)
     (fetched / f"deep/{sha(U)}.jpg").write_bytes(image_file("red", "jpeg", (640, 480)))
     (fetched / sha(V)).write_bytes(b"<html>gone</html>")
+    (fetched / f"{sha(W)}.part").write_bytes(RED[:20])  # the download was interrupted
     row = CASES["pixmo-count"].rows[0]
     outside = row | {"points": {"x": [700, 1], "y": [1, 1]}}
     rows = [row, outside, row | {"image_url": V}, row | {"image_url": W}]
@@ -88,14 +97,19 @@ def test_images_of_clocks_are_found_by_the_id_of_their_row(tmp_path):
 
 
 FILES = """kw/abc/any name.webm, a/v_act.mkv, a/ytb_you.mp4, d/flat.MOV, d/flat.txt,
-           g/sora2-2fps/x_2fps.mp4, g/veo/x_2fps.mp4, kw/abc/any name.json"""
+           g/sora2-2fps/x_2fps.mp4, g/veo/x_2fps.mp4, kw/abc/any name.json, kw/own/own.mp4,
+           g/bft/p3.mp4, g/sav/p3.mp4, g/p3.mp4, long.mp4"""
 CAPTIONED = {"merged_caption": "c", "annotation_score": 5}
+CLIP = track_row("ducks", "track") | {"video": "long", "clip": "p3"}
 
 
 @pytest.mark.parametrize(("name", "row", "found"), [
     ("molmo2-cap", CAPTIONED, {
         "abc": "kw/abc/any name.webm", "act": "a/v_act.mkv", "you": "a/ytb_you.mp4",
-        "flat": "d/flat.MOV", "none": "none.mp4"}),
+        "flat": "d/flat.MOV", "own": "kw/own/own.mp4",
+        "none": "none.mp4"}),
+    ("track-instruction", CLIP, {
+        "sav/p3": "g/sav/p3.mp4", "bft/p3": "g/bft/p3.mp4", "mose/p3": "mose/p3.mp4"}),
     ("molmo2-videopoint", TIMED_ROWS[1], {
         "sora2/x": "g/sora2-2fps/x_2fps.mp4", "veo/x": "g/veo/x_2fps.mp4",
         "kling/x": "kling/x_2fps.mp4"}),
@@ -105,10 +119,27 @@ def test_videos_are_found_by_their_id_wherever_they_lie(tmp_path, name, row, fou
     for path in FILES.split(","):
         (videos / path.strip()).parent.mkdir(parents=True, exist_ok=True)
         (videos / path.strip()).touch()
-    source = write_parquet(tmp_path / "c.parquet", [row | {"video_id": i} for i in found])
+    rows = [row | {"video_id": i, "video_dataset": i.split("/")[0]} for i in found]
+    source = write_parquet(tmp_path / "c.parquet", rows)
     records, counts = prepare(name, source, tmp_path / "out", "--videos", videos)
     assert [record["video"]["path"] for record in records] == list(found.values())
     assert counts["missing_media"] == 1
+
+
+@pytest.mark.parametrize(("name", "row", "files"), [
+    ("molmo2-cap", CAPTIONED | {"video_id": "x"}, ["a/x.mp4", "b/x/y.mkv"]),
+    ("pixmo-clocks", {"example_id": "x", "text": "1:00"}, ["a/x.png", "b/x.jpg"]),
+])
+def test_no_guess_is_made_between_files_of_one_name(name, row, files, tmp_path, capsys):
+    for file in files:
+        (tmp_path / "media" / file).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "media" / file).touch()
+    source = write_parquet(tmp_path / "c.parquet", [row])
+    records, counts = prepare(name, source, tmp_path / "out", "--media", tmp_path / "media")
+    assert not records
+    assert counts["skipped"] == {"several files with the name of the row": 1}
+    said = f"several files for 1 name: the row 'x' can mean {' or '.join(files)}. Keep one file"
+    assert said in capsys.readouterr().err
 
 
 def test_of_a_folder_the_files_of_one_split_are_read(tmp_path):
@@ -124,10 +155,12 @@ def test_of_a_folder_the_files_of_one_split_are_read(tmp_path):
 
 def test_images_of_another_set_can_be_held_out_and_points_chosen_by_their_number(tmp_path):
     source = write_parquet(tmp_path / "p.parquet", CASES["pixmo-points"].rows)
-    held_out = tmp_path / "urls.txt"
-    held_out.write_text(f"{U}\t{sha(U)}\n")
-    records, counts = prepare("pixmo-points", source, tmp_path / "out", "--exclude", held_out)
-    assert [record["image"]["url"] for record in records] == [V]
-    assert counts["skipped"]["excluded"] == 6
-    records, _ = prepare("pixmo-points", source, tmp_path / "out", "--counts", 1, 1)
+    urls = tmp_path / "urls.txt"
+    urls.write_text(f"{U}\t{sha(U)}\n")
+    for flags in (["--exclude", urls], exclude("pixmo-points", tmp_path, U)):
+        records, counts = prepare("pixmo-points", source, tmp_path / "out", *flags)
+        assert [record["image"]["url"] for record in records] == [V]
+        assert counts["skipped"]["excluded"] == 6
+    flags = [*exclude("pixmo-points", tmp_path), "--counts", 1, 1]
+    records, _ = prepare("pixmo-points", source, tmp_path / "out", *flags)
     assert [[a["label"] for a in record["annotations"]] for record in records] == [["Cat"]]

@@ -60,8 +60,8 @@ def track(label, size, mode, *points, **more):
             "fps": 2, "times": [0.0, 0.5, 1.0], "points": entries, **more}
 
 
-def pond(*args, **more):
-    return record(track(*args, **more), video={"path": "pond.mp4"})
+def pond(*args, path="pond.mp4", **more):
+    return record(track(*args, **more), video={"path": path})
 
 
 def choices(words, *options):
@@ -141,19 +141,19 @@ CASES = {
     ),
     "academic-video-points": Case(
         rows=[
-            {"subset": "ovis", "video_name": "v1.mp4", "category": "Person", "count": 1,
-             "timestamps": [9.8], "points": [xy((50, 60))], "video_duration": 80.0,
-             "clip_start_time": 10.0, "clip_end_time": 40.0},
+            {"subset": "burst", "dataset": "LaSOT", "video_name": "v1.mp4",
+             "category": "Person", "count": 1, "timestamps": [9.8], "points": [xy((50, 60))],
+             "video_duration": 80.0, "clip_start_time": 10.0, "clip_end_time": 40.0},
         ],
         records=[record(
             point("person", [{"t": 9.8, "x": 50, "y": 60}], count=1, **BOTH),
-            video={"path": "v1_2fps.mp4", "start": 10.0, "end": 40.0})],
+            video={"path": "burst/LaSOT/v1_2fps.mp4", "start": 10.0, "end": 40.0})],
     ),
     "track-instruction": Case(
         rows=[
             track_row("both ducks", "track", "0", "1"),
             track_row("left duck", "single_point_track", "0"),
-            track_row("right duck", "ground", "1"),
+            track_row("right duck", "ground", "1") | {"clip": "pond_part3", "video_dataset": "sav"},
             track_row("x", "track", "0", fps=25),
             track_row("x", "track", "7"),
         ],
@@ -163,21 +163,22 @@ CASES = {
             pond("left duck", [640, 360], "from_point",
                  (0.5, 0, 12, 20, True), (1.0, 0, 14, 21),
                  query={"t": 0.0, "id": 0, "x": 10, "y": 20}),
-            pond("right duck", [640, 360], "start_end", (0.0, 1, 50, 20)),
+            pond("right duck", [640, 360], "start_end", (0.0, 1, 50, 20),
+                 path="sav/pond_part3.mp4"),
         ],
         skipped={"fps is no multiple of the sampling rate": 1,
                  "track without a visible point": 1},
     ),
     "molmo2-videotrack": Case(
         rows=[
-            {"video": "src", "clip": "src_10_14", "fps": 4, "exp": "the dog", "w": 320,
-             "h": 240, "mask_id": ["o1"],
+            {"video": "src", "clip": "src_10_14", "video_dataset": "bft", "fps": 4,
+             "exp": "the dog", "w": 320, "h": 240, "mask_id": ["o1"],
              "points": [{"object_id": "o1", "points": [[1, 2], [3, 4], None, [7, 8], [9, 10]]},
                         {"object_id": "o2", "points": [[5, 5]] * 5}]},
         ],
         records=[record(
             track("the dog", [320, 240], "per_frame", (0.0, "o1", 1, 2), (1.0, "o1", 9, 10)),
-            video={"path": "src_10_14.mp4"})],
+            video={"path": "bft/src_10_14.mp4"})],
     ),
     "llava-video-178k": Case(
         is_json=True,
