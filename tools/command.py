@@ -19,6 +19,7 @@ from training.ranks import device_of_rank
 from weights.files import explained, open_model_folder
 
 FAILED = (RunError, torch.OutOfMemoryError)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # of an OSError: the disk or the user's share
 MARK = ".made-by"  # file in a folder that a command makes; it contains the name of the command
 
 
@@ -163,7 +164,7 @@ def report_errors(main):
             # a mistake of the user is the same on all ranks, so only one rank prints it
             if not isinstance(error, UserError) or os.environ.get("LOCAL_RANK", "0") == "0":
                 warn(str(error))
-            is_full = getattr(error, "errno", 0) == errno.ENOSPC
+            is_full = getattr(error, "errno", 0) in FULL
             sys.exit(1 if is_full or isinstance(error, FAILED) else 2)
         except KeyboardInterrupt:
             sys.exit(130)

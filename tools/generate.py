@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import data
-import vision
 from evaluation.generate import evaluation_config, generate
 from evaluation.pictures import MARK, draw_answer
 from records import media
 from records.errors import warn
 from records.media import MAX_FRAMES
 from records.subtitles import read_subtitles
-from records.visual import VideoClip, clip_times, tracking_times
+from records.visual import VideoClip, clip_times, resized, tracking_times
 from text.points import parse_points
 from text.prompts import SYSTEM
 from text.styles import TASK_OF_STYLE, TRACK_TASKS
@@ -120,9 +119,7 @@ def open_video(path, prompt, config, start=0.0, end=math.inf, subtitles=None):
     def frames_at(times):
         return media.frames(video, [start + t for t in times])
 
-    # resized to the input size of the ViT, because 384 frames of 11 MB would need 4 GB
-    crop = config.vision.crop
-    small = [vision.resize(frame, crop, crop) for frame in frames_at(times)]
+    small = resized(frames_at(times), config.vision.crop)
     clip = VideoClip(times, small, shift_subtitles(subtitles, start))
     return Shown([], clip, [(video.width, video.height)], frames_at)
 

@@ -3,6 +3,8 @@
 import dataclasses
 import errno
 import json
+import resource
+import signal
 import sys
 
 import pytest
@@ -211,3 +213,20 @@ def test_a_conversion_that_fails_leaves_nothing_behind(saved, tmp_path, monkeypa
             command.main([name, str(saved("olmo").folder), str(tmp_path / out)])
         assert "No space left" in capsys.readouterr().err
     assert list(tmp_path.rglob("*")) == [tmp_path / "mine"]
+
+
+@pytest.mark.parametrize(("name", "file"), [
+    ("import", "model.pt"), ("export", "model.safetensors")])
+def test_weights_that_do_not_fit_on_the_disk_are_one_sentence(saved, tmp_path, capsys, name, file):
+    folder = str(saved("olmo").folder)
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        with pytest.raises(SystemExit, match="1"):
+            command.main([name, folder, str(tmp_path / "out")])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert "the file cannot be written: " in sentence and file in sentence

@@ -17,11 +17,12 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
-from multiprocessing import get_context
+from multiprocessing import active_children, get_context
 from pathlib import Path
 
 from PIL import Image
@@ -85,13 +86,32 @@ def save(frames, folder, size, suffix):
     draft = folder.with_suffix(f".part{os.getpid()}")
     draft.mkdir(parents=True)
     try:
-        for k, pixels in enumerate(frames):
-            image = Image.fromarray(vision.resize(pixels, size, size))
-            image.save(draft / f"{k:05d}.{suffix}", quality=95, subsampling=0)
+        with closing(frames):  # stops ffmpeg if the disk is full
+            for k, pixels in enumerate(frames):
+                image = Image.fromarray(vision.resize(pixels, size, size))
+                image.save(draft / f"{k:05d}.{suffix}", quality=95, subsampling=0)
         with suppress(OSError):  # another process has made the folder
             draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+def start_worker():
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
+    end_with_parent()
+
+
+@contextmanager
+def open_pool(n):
+    """-> an executor with n processes. After an error or Ctrl-C, they are killed in the middle of
+    their records, because a long video takes minutes."""
+    with ProcessPoolExecutor(n, get_context("spawn"), start_worker) as workers:
+        try:
+            yield workers
+        except BaseException:
+            for process in active_children():
+                process.kill()
+            raise
 
 
 def write(source, args, out):
@@ -103,8 +123,7 @@ def write(source, args, out):
     skipped = Counter()
     draft = out / "records.part"
     work = partial(prepare, source, DataConfig(max_frames=args.max_frames, fps=args.fps), args)
-    workers = ProcessPoolExecutor(args.workers, get_context("spawn"), end_with_parent)
-    with workers, open(draft, "w", encoding="utf-8") as file:
+    with open_pool(args.workers) as workers, open(draft, "w", encoding="utf-8") as file:
         done = workers.map(work, range(len(source)), chunksize=4)
         bar = tqdm(done, total=len(source), unit="record")
         free = 1  # the number of the next line
