@@ -2,6 +2,7 @@
 
 import argparse
 import errno
+import fcntl
 import functools
 import json
 import os
@@ -63,6 +64,39 @@ def output_file(suffix, sign):
         return found
 
     return path
+
+
+def refuse_input(parser, path, inputs):
+    """Ends the command with one sentence if the output file `path` is one of its inputs."""
+    if any(path.exists() and os.path.exists(file) and path.samefile(file) for file in inputs):
+        parser.error(f"{path}: this file is an input of the command; give another name")
+
+
+@contextmanager
+def draft(path):
+    """Gives the path of a hidden file beside `path`, which replaces `path` after the block. If the
+    block fails, the hidden file is deleted and `path` does not change.
+
+    UserError if another command is writing there. If that command was killed, its lock has ended,
+    and the new command uses its hidden file again.
+    """
+    path = Path(path)
+    hidden = path.with_name(f".draft-{path.name}")
+    if path.is_dir():
+        raise UserError(f"{path}: this is a folder; give the name of a file")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(hidden, "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise UserError(f"{path}: another command is writing this file; wait for its end, or "
+                            "give another name") from None
+        try:
+            yield hidden
+            hidden.replace(path)
+        except BaseException:  # Ctrl-C too
+            hidden.unlink(missing_ok=True)
+            raise
 
 
 @contextmanager

@@ -84,9 +84,7 @@ def check_drawing(parser, path, args):
     kinds = [".png", ".jpg", ".jpeg", ".webp"] + [".gif"] * (args.video is not None)
     if path.suffix.lower() not in kinds or not path.parent.is_dir():
         parser.error(f"--draw {path}: give a {', '.join(kinds)} file in an existing folder")
-    shown = [Path(file) for file in [*(args.images or ()), args.video] if file]
-    if path.exists() and any(file.exists() and file.samefile(path) for file in shown):
-        parser.error(f"--draw {path}: this file is an input of the model; give another name")
+    command.refuse_input(parser, path, filter(None, [*(args.images or ()), args.video]))
     if path.exists() and MARK not in path.read_bytes():
         parser.error(f"--draw {path}: this command has not made this file; give another name")
 
@@ -228,8 +226,9 @@ def main(argv=None):
     points = points_in_pixels(answer, shown.sizes)
     if args.draw:
         times = shown.clip.times if shown.clip else []
-        draw_answer(args.draw, points, shown.images, times, shown.frames_at,
-                    asks_for_tracks(args.prompt))
+        with command.draft(args.draw) as path:
+            draw_answer(str(path), points, shown.images, times, shown.frames_at,
+                        asks_for_tracks(args.prompt))
     if args.json:
         drawn = {"drawn": args.draw} if args.draw else {}
         command.print_line({"prompt": args.prompt, "text": answer, "tokens": len(ids),

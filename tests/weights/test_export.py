@@ -3,8 +3,6 @@
 import dataclasses
 import errno
 import json
-import resource
-import signal
 import sys
 
 import pytest
@@ -15,6 +13,7 @@ import train
 import vision
 from evaluation import generate
 from model import ModelConfig, Molmo2, YarnConfig
+from tests.full_disk import files_up_to
 from tests.weights.hf_models import (
     DATA_CONFIG,
     EXTRAS,
@@ -219,14 +218,7 @@ def test_a_conversion_that_fails_leaves_nothing_behind(saved, tmp_path, monkeypa
     ("import", "model.pt"), ("export", "model.safetensors")])
 def test_weights_that_do_not_fit_on_the_disk_are_one_sentence(saved, tmp_path, capsys, name, file):
     folder = str(saved("olmo").folder)
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
-    try:
-        with pytest.raises(SystemExit, match="1"):
-            command.main([name, folder, str(tmp_path / "out")])
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-        signal.signal(signal.SIGXFSZ, before)
-    (sentence,) = capsys.readouterr().err.splitlines()
+    with files_up_to(50_000), pytest.raises(SystemExit, match="1"):
+        command.main([name, folder, str(tmp_path / "out")])
+    *_, sentence = capsys.readouterr().err.splitlines()
     assert "the file cannot be written: " in sentence and file in sentence

@@ -121,9 +121,9 @@ def write(source, args, out):
     n_records = 0
     sizes = {}
     skipped = Counter()
-    draft = out / "records.part"
     work = partial(prepare, source, DataConfig(max_frames=args.max_frames, fps=args.fps), args)
-    with open_pool(args.workers) as workers, open(draft, "w", encoding="utf-8") as file:
+    with (command.draft(out / "records.jsonl") as draft, open_pool(args.workers) as workers,
+          open(draft, "w", encoding="utf-8") as file):
         done = workers.map(work, range(len(source)), chunksize=4)
         bar = tqdm(done, total=len(source), unit="record")
         free = 1  # the number of the next line
@@ -135,7 +135,6 @@ def write(source, args, out):
                 free = number + 1
                 n_records += 1
                 sizes |= size
-    draft.replace(out / "records.jsonl")
     return {"records": n_records, "bytes": sum(sizes.values()), "skipped": dict(skipped)}
 
 
