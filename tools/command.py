@@ -2,7 +2,6 @@
 
 import argparse
 import errno
-import fcntl
 import functools
 import json
 import os
@@ -84,13 +83,7 @@ def draft(path):
     hidden = path.with_name(f".draft-{path.name}")
     if path.is_dir():
         raise UserError(f"{path}: this is a folder; give the name of a file")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(hidden, "ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise UserError(f"{path}: another command is writing this file; wait for its end, or "
-                            "give another name") from None
+    with lock(path.parent, f"{path.name} in", hidden.name):
         try:
             yield hidden
             hidden.replace(path)

@@ -148,17 +148,6 @@ def test_a_file_that_cannot_be_replaced_is_named_before_the_model_is_read(
     assert records.read_bytes() == before
 
 
-def test_predictions_are_kept_if_a_picture_cannot_be_drawn(call, tmp_path, monkeypatch):
-    def full(*_):
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(evaluate.pictures, "draw", full)
-    status, out, _, rows = call("--data", MEDIA / "records.jsonl", "--media", MEDIA, "--max-new", 1,
-                                "--draw", tmp_path / "drawn")
-    assert (status, out) == (1, [])
-    assert len(rows) > 5
-
-
 def test_answers_are_read_by_the_official_rules_if_the_plain_ones_are_not_named(
         monkeypatch, tmp_path, capsys):
     def scores(*args, plain, **options):

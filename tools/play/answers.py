@@ -36,7 +36,7 @@ LABELS = {f"{colour} {shape}" for colour in ("any", *COLOURS) for shape in ("sha
 def reply_to(request, loaded, sampling):
     """-> the reply for page.html. loaded: (model, tokenizer, data config of inference)."""
     model, tokenizer, config = loaded
-    check_prompts(request.get("prompts"))
+    check_prompts(request.get("prompts", ()))
     shown, scene, true = open_request(request, config)
     prompts = [data.encode_prompt(shown.images, [(text, None)], tokenizer, config, shown.clip)
                for text in request["prompts"]]
@@ -67,8 +67,7 @@ def reply_to(request, loaded, sampling):
 
 def check_prompts(prompts):
     """UserError if these are no prompts, or more than one request may have."""
-    is_list = isinstance(prompts, list) and all(isinstance(prompt, str) for prompt in prompts)
-    if not is_list or not 1 <= len(prompts) <= MAX_PROMPTS:
+    if not 1 <= len(prompts) <= MAX_PROMPTS:
         raise UserError(f'"prompts" must be a list of 1 to {MAX_PROMPTS} texts')
     length = sum(map(len, prompts))
     if length > MAX_TEXT:

@@ -17,7 +17,6 @@ import hashlib
 import json
 import os
 import shutil
-import signal
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import closing, contextmanager, suppress
@@ -37,7 +36,7 @@ from records.visual import read_headers
 from tools import command
 from tools.prepare.annotations import require
 from tools.prepare.collect import count_skips, to_json
-from training.loader import end_with_parent
+from training.loader import start_child
 
 
 def prepare(source, config, args, index):
@@ -96,16 +95,11 @@ def save(frames, folder, size, suffix):
         shutil.rmtree(draft, ignore_errors=True)
 
 
-def start_worker():
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles Ctrl-C
-    end_with_parent()
-
-
 @contextmanager
 def open_pool(n):
     """-> an executor with n processes. After an error or Ctrl-C, they are killed in the middle of
     their records, because a long video takes minutes."""
-    with ProcessPoolExecutor(n, get_context("spawn"), start_worker) as workers:
+    with ProcessPoolExecutor(n, get_context("spawn"), start_child) as workers:
         try:
             yield workers
         except BaseException:
