@@ -26,12 +26,11 @@ from tqdm import tqdm
 
 import data
 import packing
-import vision
 from evaluation.generate import GREEDY, generate
 from evaluation.masks import find_misfit
 from evaluation.scoring import Question, annotation_of, score
 from records.errors import Unreadable, warn
-from records.visual import VideoClip, read_headers
+from records.visual import VideoClip, read_headers, resized
 from text.prompts import kinds_and_weights, turns_of
 from text.styles import medium
 from text.tokenizer import ByteTokenizer
@@ -126,10 +125,7 @@ def decode_media(question, config):
     info = question.info
     if info.times is None:
         return (source.images(question.record) if info.sizes else []), None
-    # Resize each frame now to the crop size of the ViT: 384 frames of 11 MB would need 4 GB.
-    crop = config.vision.crop
-    frames = source.frames(question.record, info.times)
-    small = [vision.resize(frame, crop, crop) for frame in frames]
+    small = resized(source.frames(question.record, info.times), config.vision.crop)
     return [], VideoClip(info.times, small, info.subtitles)
 
 

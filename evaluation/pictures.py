@@ -7,6 +7,7 @@ time of a point is not in the picture, the point is drawn on the nearest frame w
 """
 
 import re
+from contextlib import closing
 from functools import partial
 from itertools import chain, islice, pairwise, repeat, zip_longest
 from pathlib import Path
@@ -178,8 +179,8 @@ def draw_frames(frames_at, times, predicted, true, with_trails, height=240):
     """Draws points on frames of a video -> PIL image. If with_trails, each frame also shows the
     tracks up to its time. frames_at(times) yields the frames at these times."""
     selected = select_frames(times, [*predicted, *true])
-    drawn = mark_frames(frames_at, times, selected, predicted, true, with_trails)
-    return image_grid(drawn, [f"{times[k]:.1f} s" for k in selected], height)
+    with closing(mark_frames(frames_at, times, selected, predicted, true, with_trails)) as drawn:
+        return image_grid(drawn, [f"{times[k]:.1f} s" for k in selected], height)
 
 
 def mark_frames(frames_at, times, selected, predicted, true, with_trails):

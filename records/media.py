@@ -164,5 +164,6 @@ class Probes:
             except Unreadable as error:  # in memory, so that ffmpeg hangs only once for this file
                 self.known[key] = error
         if isinstance(self.known[key], Unreadable):
-            raise self.known[key]
+            # every raise adds to the traceback, which would keep all callers in memory
+            raise self.known[key].with_traceback(None)
         return self.known[key]

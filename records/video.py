@@ -214,6 +214,7 @@ def decode(video, wanted):
             command, stdout=subprocess.PIPE, stderr=log,
             start_new_session=True) as process:
         deadline = Timer(DEADLINE_S, process.kill)
+        deadline.daemon = True  # if an exception keeps this generator, Python need not wait
         deadline.start()
         try:
             for k in wanted:

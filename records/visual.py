@@ -4,6 +4,7 @@ in    a record (docs/records.md) with its reader, a data.DataConfig
 out   MediaInfo, from headers alone: sizes, frame times, subtitles; then crops (n,P,F) uint8
 """
 
+from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -134,6 +135,12 @@ def image_crops(images, config):
     each = [vision.crops(image, config.max_crops, config.vision)[0]
             for image in images[: config.max_images]]
     return np.concatenate([none, *each])
+
+
+def resized(frames, size):
+    """Frames (H,W,3), one at a time -> [(size,size,3), ..]. 384 frames of 11 MB would need 4 GB."""
+    with closing(frames):  # stops ffmpeg after an error, even if the traceback is kept
+        return [vision.resize(frame, size, size) for frame in frames]
 
 
 def frame_crops(frames, n, config):

@@ -19,6 +19,7 @@ from training.ranks import device_of_rank
 from weights.files import explained, open_model_folder
 
 FAILED = (RunError, torch.OutOfMemoryError)
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # of an OSError: the disk or the user's share
 MARK = ".made-by"  # file in a folder that a command makes; it contains the name of the command
 
 
@@ -62,6 +63,33 @@ def output_file(suffix, sign):
         return found
 
     return path
+
+
+def refuse_input(parser, path, inputs):
+    """Ends the command with one sentence if the output file `path` is one of its inputs."""
+    if any(path.exists() and os.path.exists(file) and path.samefile(file) for file in inputs):
+        parser.error(f"{path}: this file is an input of the command; give another name")
+
+
+@contextmanager
+def draft(path):
+    """Gives the path of a hidden file beside `path`, which replaces `path` after the block. If the
+    block fails, the hidden file is deleted and `path` does not change.
+
+    UserError if another command is writing there. If that command was killed, its lock has ended,
+    and the new command uses its hidden file again.
+    """
+    path = Path(path)
+    hidden = path.with_name(f".draft-{path.name}")
+    if path.is_dir():
+        raise UserError(f"{path}: this is a folder; give the name of a file")
+    with lock(path.parent, f"{path.name} in", hidden.name):
+        try:
+            yield hidden
+            hidden.replace(path)
+        except BaseException:  # Ctrl-C too
+            hidden.unlink(missing_ok=True)
+            raise
 
 
 @contextmanager
@@ -163,7 +191,7 @@ def report_errors(main):
             # a mistake of the user is the same on all ranks, so only one rank prints it
             if not isinstance(error, UserError) or os.environ.get("LOCAL_RANK", "0") == "0":
                 warn(str(error))
-            is_full = getattr(error, "errno", 0) == errno.ENOSPC
+            is_full = getattr(error, "errno", 0) in FULL
             sys.exit(1 if is_full or isinstance(error, FAILED) else 2)
         except KeyboardInterrupt:
             sys.exit(130)

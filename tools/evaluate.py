@@ -10,6 +10,7 @@ the records.
 
 import io
 import json
+import os
 import tempfile
 from contextlib import nullcontext, redirect_stderr
 from itertools import zip_longest
@@ -61,10 +62,12 @@ def parse(argv):
     if len(args.masks or []) > len(args.data):
         parser.error(f"--masks has {len(args.masks)} files, but --data has {len(args.data)}: "
                      "give one masks file per data file, in the same order")
+    args.predictions = Path(args.out, "predictions.jsonl")
     drawn = Path(args.draw).glob("*.png") if args.draw else ()
-    for path in (Path(args.out, "predictions.jsonl"), *drawn):
-        if path.exists() and not args.overwrite:
+    for path in (args.predictions, *drawn):
+        if os.path.lexists(path) and not args.overwrite:
             parser.error(f"{path} exists; give another folder, or add --overwrite")
+    command.refuse_input(parser, args.predictions, args.data)
     return args
 
 
@@ -91,14 +94,19 @@ def evaluate_set(args, loaded, name, records, masks_of, ranks):
     return found
 
 
+def write_predictions(args, path, sets, found):
+    """Writes the predictions of all results of evaluate_set to the file `path`."""
+    with open(path, "w", encoding="utf-8") as out:
+        for (name, *_), by_frames in zip(sets, found, strict=True):
+            of_set = {"set": name} if len(args.data) > 1 else {}
+            for n, (_, predictions) in by_frames.items():
+                more = of_set | ({"frames": n} if args.frames else {})
+                out.writelines(json.dumps(line | more) + "\n" for line in predictions)
+
+
 def report_set(args, k, name, records, found):
-    """The result of evaluate_set for file k -> its metrics for the last number of frames. Writes
-    predictions.jsonl and pictures. Prints a table if there are several numbers of frames."""
-    of_set = {"set": name} if len(args.data) > 1 else {}
-    with open(Path(args.out, "predictions.jsonl"), "a" if k else "w", encoding="utf-8") as out:
-        for n, (_, predictions) in found.items():
-            more = of_set | ({"frames": n} if args.frames else {})
-            out.writelines(json.dumps(line | more) + "\n" for line in predictions)
+    """The result of evaluate_set for file k -> its metrics for the last number of frames. Draws
+    pictures. Prints a table if there are several numbers of frames."""
     metrics, predictions = [*found.values()][-1]
     if args.draw:
         pictures.draw(predictions, records, pictures.folder_of_set(args.draw, k, name))
@@ -118,8 +126,10 @@ def main(argv=None):
     ranks = join_ranks(1, command.open_device(args.device))
     # every rank reads the records, but only the first rank prints warnings about them
     quiet = nullcontext() if ranks.first else redirect_stderr(io.StringIO())
+    # made before the evaluation, so that a file that cannot be written costs no time
+    draft = command.draft(args.predictions) if ranks.first else nullcontext()
     # `work` contains the records of a benchmark
-    with quiet, tempfile.TemporaryDirectory() as work:
+    with quiet, tempfile.TemporaryDirectory() as work, draft as path:
         benchmark = None
         if name := args.benchmark:
             benchmark = benchmarks.load(name, args.data[0], args.media, work)
@@ -127,12 +137,14 @@ def main(argv=None):
         loaded = command.open_model(args)
         sets = open_sets(args) if not benchmark else [
             (benchmark.name, benchmark.records, benchmark.masks_of)]
-        for folder in filter(None, (args.out, args.draw)):
-            Path(folder).mkdir(parents=True, exist_ok=True)
+        if args.draw:
+            Path(args.draw).mkdir(parents=True, exist_ok=True)
         found = [evaluate_set(args, loaded, *one_set, ranks) for one_set in sets]
         if ranks.world > 1:
             dist.destroy_process_group()
-    if ranks.first:  # nothing is written if a file could not be used
+        if ranks.first:  # nothing is written if a file could not be used
+            write_predictions(args, path, sets, found)
+    if ranks.first:
         last_line = {}
         for k, (name, records, _) in enumerate(sets):
             metrics = report_set(args, k, name, records, found[k])

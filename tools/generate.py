@@ -11,14 +11,13 @@ from pathlib import Path
 from typing import NamedTuple
 
 import data
-import vision
 from evaluation.generate import evaluation_config, generate
 from evaluation.pictures import MARK, draw_answer
 from records import media
 from records.errors import warn
 from records.media import MAX_FRAMES
 from records.subtitles import read_subtitles
-from records.visual import VideoClip, clip_times, tracking_times
+from records.visual import VideoClip, clip_times, resized, tracking_times
 from text.points import parse_points
 from text.prompts import SYSTEM
 from text.styles import TASK_OF_STYLE, TRACK_TASKS
@@ -85,9 +84,7 @@ def check_drawing(parser, path, args):
     kinds = [".png", ".jpg", ".jpeg", ".webp"] + [".gif"] * (args.video is not None)
     if path.suffix.lower() not in kinds or not path.parent.is_dir():
         parser.error(f"--draw {path}: give a {', '.join(kinds)} file in an existing folder")
-    shown = [Path(file) for file in [*(args.images or ()), args.video] if file]
-    if path.exists() and any(file.exists() and file.samefile(path) for file in shown):
-        parser.error(f"--draw {path}: this file is an input of the model; give another name")
+    command.refuse_input(parser, path, filter(None, [*(args.images or ()), args.video]))
     if path.exists() and MARK not in path.read_bytes():
         parser.error(f"--draw {path}: this command has not made this file; give another name")
 
@@ -120,9 +117,7 @@ def open_video(path, prompt, config, start=0.0, end=math.inf, subtitles=None):
     def frames_at(times):
         return media.frames(video, [start + t for t in times])
 
-    # resized to the input size of the ViT, because 384 frames of 11 MB would need 4 GB
-    crop = config.vision.crop
-    small = [vision.resize(frame, crop, crop) for frame in frames_at(times)]
+    small = resized(frames_at(times), config.vision.crop)
     clip = VideoClip(times, small, shift_subtitles(subtitles, start))
     return Shown([], clip, [(video.width, video.height)], frames_at)
 
@@ -238,8 +233,9 @@ def main(argv=None):
     points = points_in_pixels(answer, shown.sizes, is_cut)
     if args.draw:
         times = shown.clip.times if shown.clip else []
-        draw_answer(args.draw, points, shown.images, times, shown.frames_at,
-                    asks_for_tracks(args.prompt))
+        with command.draft(args.draw) as path:
+            draw_answer(str(path), points, shown.images, times, shown.frames_at,
+                        asks_for_tracks(args.prompt))
     if args.json:
         drawn = {"drawn": args.draw} if args.draw else {}
         command.print_line({"prompt": args.prompt, "text": answer, "tokens": len(ids),

@@ -15,17 +15,15 @@ no loss.
 """
 
 import json
-import os
 from collections import Counter
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 from tqdm import tqdm
 
 import packing
 from records.mixture import Mixture
-from tools.command import make_parser, output_file, positive, print_line, report_errors
+from tools.command import draft, make_parser, output_file, positive, print_line, report_errors
 from toy import world
 from training.config import parse
 from training.planner import PlanFile, StepPlanner, measure, name_kind
@@ -105,11 +103,7 @@ def write_plan(path, mixture, tokenizer, config, n_packs):
     """Writes a PlanFile with n_packs packs -> {name: number} about the plan."""
     made_for = fingerprint(mixture.sources, mixture.rates, tokenizer, config)
     columns, found = make_plan(mixture, tokenizer, config, n_packs)
-    part = Path(f"{path}.part")
-    part.parent.mkdir(parents=True, exist_ok=True)
-    with open(part, "wb") as file:
-        np.savez_compressed(file, made_for=as_bytes(json.dumps(made_for)), **columns)
-    os.replace(part, path)
+    np.savez_compressed(path, made_for=as_bytes(json.dumps(made_for)), **columns)
     return found
 
 
@@ -127,7 +121,8 @@ def main(argv=None):
     mixture, tokenizer, config = open_training(run, config)
     if args.out:
         n_packs = args.packs or config.steps * config.batch
-        found = write_plan(args.out, mixture, tokenizer, config, n_packs)
+        with draft(args.out) as path:
+            found = write_plan(path, mixture, tokenizer, config, n_packs)
         print_line({"out": str(args.out), **found})
         return
     found = count_records(mixture.sources, tokenizer, config)

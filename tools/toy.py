@@ -10,20 +10,28 @@ import numpy as np
 from PIL import Image
 
 from records.errors import plural
-from tools.command import make_parser, own_folder, positive, report_errors, whole_number
+from tools.command import (
+    draft,
+    make_parser,
+    own_folder,
+    positive,
+    report_errors,
+    whole_number,
+)
 from toy.world import SOURCES
 
 
 def export(folder, source, n):
-    """Writes the first n records of a source as files for tools.evaluate: records.jsonl,
-    masks.npz, and images or frames of videos."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
+    """Writes the first n records of a source as files for tools.evaluate: images or frames of
+    videos, then masks.npz and records.jsonl."""
+    records = Path(folder, "records.jsonl")
+    records.unlink(missing_ok=True)  # it would not fit the new images
     masks = {}
-    with open(folder / "records.jsonl", "w", encoding="utf-8") as out:
+    with (draft(records) as part, draft(records.with_name("masks.npz")) as masks_part,
+          open(part, "w", encoding="utf-8") as out):
         for i in range(n):
             record = source[i]
-            out.write(json.dumps(export_media(folder, source, record)) + "\n")
+            out.write(json.dumps(export_media(records.parent, source, record)) + "\n")
             for k, annotation in enumerate(record["annotations"]):
                 if annotation["type"] in ("point", "track"):
                     name = f"{record['id']}/{k}"
@@ -32,7 +40,7 @@ def export(folder, source, n):
                         masks[f"{name}/times"] = found["times"]
                         found = found["masks"]
                     masks[name] = found
-    np.savez_compressed(folder / "masks.npz", **masks)
+        np.savez_compressed(masks_part, **masks)
 
 
 def as_in_a_file(annotation):

@@ -32,7 +32,7 @@ from text.points import unit
 from text.styles import parts_of
 from text.tokenizer import token_text
 from text.tracks import since_start
-from tools.command import make_parser, output_file, report_errors
+from tools.command import draft, make_parser, output_file, report_errors
 from tools.plan import open_training
 from training.config import Config, UserError, parse
 from training.loader import Decoder
@@ -325,8 +325,8 @@ def main(argv=None):
         config = replace(config, batch=1, micro_batch=1, steps=own.row + 1)
         row = plan_row(args, config, own.row + 1, 0)
     page = write_page(row)
-    own.out.parent.mkdir(parents=True, exist_ok=True)
-    own.out.write_text(page, encoding="utf-8")
+    with draft(own.out) as path:
+        path.write_text(page, encoding="utf-8")
     print(f"{own.out}: row {own.row}, {plural(len(row.examples), 'example')}")
 
 

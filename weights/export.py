@@ -88,7 +88,8 @@ def export_tensors(model, out):
     if model.config.tied:
         tensors[released.LM_HEAD] = tensors[released.EMBEDDINGS[0]].clone()
     save_file = files.import_extra("safetensors.torch").save_file
-    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    with files.writing(out / "model.safetensors"):
+        save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
 
 
 def write_processors(config, tokenizer, data_config, out):

@@ -8,6 +8,7 @@ memory, so that each rank of a sharded model reads only the rows of its own shar
 """
 
 import dataclasses
+import errno
 import hashlib
 import importlib
 import json
@@ -51,6 +52,16 @@ def explained(path):
         raise ValueError(f"{path} cannot be used: {reason:.300}") from None
 
 
+@contextmanager
+def writing(path):
+    """Turns an error of torch or safetensors into an OSError with one sentence. If the disk is
+    full, torch does not even name the file."""
+    try:
+        yield
+    except Exception as e:  # safetensors raises its own
+        raise OSError(errno.EIO, f"the file cannot be written: {e}", str(path)) from None
+
+
 def import_extra(name, listed_in="requirements-extras.txt"):
     """Imports a package that only some commands need. Raises ValueError if it is not installed."""
     try:
@@ -67,10 +78,8 @@ def save(model, folder):
     text = json.dumps(dataclasses.asdict(model.config), indent=1)
     (folder / "config.json").write_text(text, encoding="utf-8")
     tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
-    try:
+    with writing(folder / "model.pt"):
         torch.save(tensors, folder / "model.pt")
-    except RuntimeError as e:  # if the disk is full, torch does not even name the file
-        raise OSError(f"{folder / 'model.pt'} cannot be written: {e}") from None
 
 
 def save_data_config(data_config, folder):

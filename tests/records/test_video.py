@@ -3,6 +3,7 @@
 import os
 import struct
 import subprocess
+import threading
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
@@ -376,4 +377,6 @@ def test_an_abandoned_clip_leaves_no_child(tmp_path, children):
     clip = media.frames(video, video.times)
     assert number(next(clip)) == 0
     assert children[-1].poll() is None           # still running: the pipe is full
+    # Python would wait for the others at its end, if an exception kept the clip
+    assert {t.daemon for t in threading.enumerate() if isinstance(t, threading.Timer)} == {True}
     del clip                         # the fixture checks that the process ends

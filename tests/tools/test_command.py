@@ -1,10 +1,13 @@
 """A command only writes to folders that it has made, and only replaces files of its own kind."""
 
+from contextlib import suppress
+
 import pytest
 import torch
 
+from tests.full_disk import files_up_to
 from tools import generate, plan, view
-from tools.command import open_device, own_folder
+from tools.command import draft, open_device, own_folder
 from training.config import UserError
 
 
@@ -50,6 +53,43 @@ def test_two_commands_never_write_into_one_folder(tmp_path):
     write(tmp_path)
 
 
+def test_a_file_is_replaced_when_it_is_complete(tmp_path):
+    """A killed command leaves a hidden file, which the next command replaces."""
+    path = tmp_path / "new" / "a.png"
+    for text in ("first", "second"):
+        with draft(path) as hidden:
+            hidden.write_text(text)
+    with suppress(KeyboardInterrupt), draft(path) as hidden:
+        hidden.write_text("half")
+        raise KeyboardInterrupt
+    assert [*path.parent.iterdir()] == [path] and path.read_text() == "second"
+    hidden.write_text("the rest of a killed command")
+    with draft(path) as hidden:
+        hidden.write_text("third")
+        with pytest.raises(UserError, match=r"a\.png in .*another run"), draft(path):
+            pass
+    assert [*path.parent.iterdir()] == [path] and path.read_text() == "third"
+    with pytest.raises(UserError, match="new: this is a folder"), draft(path.parent):
+        pass
+
+
+@pytest.mark.parametrize(("command", "flags"), [
+    (plan, ["--stage", "1", "--tiny", "--packs", "1", "--out", "out.npz"]),
+    (view, ["--stage", "1", "--tiny", "--out", "out.html"]),
+    (generate, ["--model", "toy", "--prompt", "count: any shape", "--draw", "out.png"]),
+])
+def test_a_full_disk_leaves_no_half_file_that_blocks_the_command(command, flags, tmp_path,
+                                                                 monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "out.npz.part").write_text("mine")
+    with files_up_to(500), pytest.raises(SystemExit):
+        command.main(flags)
+    assert "File too large" in capsys.readouterr().err.splitlines()[-1]
+    assert [path.name for path in tmp_path.iterdir()] == ["out.npz.part"]
+    command.main(flags)
+    assert (tmp_path / "out.npz.part").read_text() == "mine"
+
+
 def test_a_named_gpu_becomes_the_current_one(monkeypatch):
     current = []
     monkeypatch.setattr(torch.cuda, "set_device", current.append)
@@ -69,8 +109,8 @@ ASK = ["--model", "toy", "--prompt", "x"]
     (plan, PLAN, "r.jsonl", "r.jsonl: the name must end in .npz"),
     (view, VIEW, "a.html", "this command has not made this file"),
     (view, VIEW, "notes", "the name must end in .html"),
-    (generate, [*ASK, "--image", "a.png", "--draw"], "a.png", "this file is an input of the model"),
-    (generate, [*ASK, "--video", "a.gif", "--draw"], "a.gif", "this file is an input of the model"),
+    (generate, [*ASK, "--image", "a.png", "--draw"], "a.png", "this file is an input of"),
+    (generate, [*ASK, "--video", "a.gif", "--draw"], "a.gif", "this file is an input of"),
 ])
 def test_a_file_of_the_user_is_not_replaced(command, flags, name, words, tmp_path, monkeypatch,
                                             capsys):

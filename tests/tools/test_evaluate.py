@@ -126,6 +126,28 @@ def test_what_another_command_wrote_is_replaced_only_with_overwrite(tmp_path, na
     evaluate.parse([*flags, "--overwrite"])
 
 
+@pytest.mark.parametrize("break_it", ["link", "copy", "folder"])
+def test_a_file_that_cannot_be_replaced_is_named_before_the_model_is_read(
+        call, tmp_path, monkeypatch, break_it):
+    """It is an input, or a folder."""
+    (tmp_path / "out").mkdir()
+    path = tmp_path / "out" / "predictions.jsonl"
+    records = tmp_path / "r.jsonl"
+    records.write_text((MEDIA / "records.jsonl").read_text())
+    if break_it == "folder":
+        path.mkdir()
+    elif break_it == "link":
+        path.symlink_to(records)
+    else:
+        records = records.rename(path)
+    before = records.read_bytes()
+    monkeypatch.setattr(evaluate.command, "open_model", lambda args: pytest.fail("it is read"))
+    with pytest.raises(SystemExit, match="2"):
+        evaluate.main(["--model", "none", "--data", str(records), "--out", str(path.parent),
+                       "--overwrite"])
+    assert records.read_bytes() == before
+
+
 def test_answers_are_read_by_the_official_rules_if_the_plain_ones_are_not_named(
         monkeypatch, tmp_path, capsys):
     def scores(*args, plain, **options):

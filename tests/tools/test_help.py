@@ -94,6 +94,7 @@ def test_all_commands_are_found():
     (KeyboardInterrupt(), 130),
     (RunError("the run has failed"), 1),
     (OSError(errno.ENOSPC, "No space left on device"), 1),
+    (OSError(errno.EDQUOT, "Disk quota exceeded"), 1),
     (ValueError("wrong"), 2),
 ])
 def test_the_status_tells_what_ended_a_command(capsys, error, status):

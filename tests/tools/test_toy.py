@@ -53,6 +53,19 @@ def test_the_command_replaces_files_only_in_a_folder_that_it_has_made(tmp_path, 
     assert [*theirs.parent.iterdir()] == [theirs] and theirs.read_text() == "mine"
 
 
+def test_a_command_that_fails_leaves_no_records_without_their_masks(tmp_path, monkeypatch):
+    out = str(tmp_path / "own")
+    toy.main([out, "--n", "1"])
+
+    def full(*_, **__):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(toy.np, "savez_compressed", full)
+    with pytest.raises(SystemExit, match="1"):
+        toy.main([out, "--n", "2", "--seed", "1"])
+    assert not list((tmp_path / "own").glob("*.jsonl"))
+
+
 def test_the_code_of_the_page_on_preferences_makes_pairs(tmp_path, monkeypatch):
     """The chosen answer lists the points from right to left, and the rejected one does not."""
     monkeypatch.chdir(tmp_path)

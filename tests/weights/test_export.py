@@ -13,6 +13,7 @@ import train
 import vision
 from evaluation import generate
 from model import ModelConfig, Molmo2, YarnConfig
+from tests.full_disk import files_up_to
 from tests.weights.hf_models import (
     DATA_CONFIG,
     EXTRAS,
@@ -210,3 +211,13 @@ def test_a_conversion_that_fails_leaves_nothing_behind(saved, tmp_path, monkeypa
             command.main([name, str(saved("olmo").folder), str(tmp_path / out)])
         assert "No space left" in capsys.readouterr().err
     assert list(tmp_path.rglob("*")) == [tmp_path / "mine"]
+
+
+@pytest.mark.parametrize(("name", "file"), [
+    ("import", "model.pt"), ("export", "model.safetensors")])
+def test_weights_that_do_not_fit_on_the_disk_are_one_sentence(saved, tmp_path, capsys, name, file):
+    folder = str(saved("olmo").folder)
+    with files_up_to(50_000), pytest.raises(SystemExit, match="1"):
+        command.main([name, folder, str(tmp_path / "out")])
+    *_, sentence = capsys.readouterr().err.splitlines()
+    assert "the file cannot be written: " in sentence and file in sentence

@@ -29,18 +29,25 @@ import sys
 from contextlib import ExitStack
 from os.path import isfile
 from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from evaluation.pictures import draw_records
 from records.errors import Unreadable, plural, warn
 from records.reader import Records, media_folder, names_of, read_record
-from tools.command import in_range, make_parser, positive, report_errors
+from tools.command import (
+    draft,
+    in_range,
+    make_parser,
+    positive,
+    refuse_input,
+    report_errors,
+)
 from tools.convert import boxes, chats
 from tools.convert.paths import HoldOut, absolute, move_media
 from tools.convert.rows import FORMATS, MAX_PRINTED, Report, kind_of, read_rows
 from tools.convert.subtitles import SubtitleFolder
 from tools.convert.tables import as_caption, as_chat
 from tools.convert.turn import turn_record
+from training.config import RunError
 
 
 def size(text):
@@ -93,8 +100,7 @@ def parse(argv):
         args.outs.append(args.out.with_name(f"{args.out.stem}-held-out.jsonl"))
     args.drawing = args.out.with_suffix(".draw.png")
     for path in [*args.outs, *([args.drawing] if args.draw else [])]:
-        if path.exists() and path.samefile(args.file):
-            parser.error(f"{path}: this is the file to convert; give OUT another name")
+        refuse_input(parser, path, [args.file, args.file / "metadata.jsonl"])
         if path.is_dir() or (os.path.lexists(path) and not args.overwrite):
             parser.error(f"{path} exists; give OUT another name, or --overwrite to replace a file")
     return args
@@ -142,7 +148,8 @@ def finish(record, args, start, subtitles):
 
 
 def write(args, report):
-    """Writes all files of args.outs, or none of them -> the number of records in each file."""
+    """Writes all files of args.outs, or none of them -> the number of records in each file.
+    RunError if there is nothing to write."""
     beside = args.file / "FILE" if args.file.is_dir() else args.file
     start = absolute(media_folder(beside, args.media))
     target = absolute(media_folder(args.out, None))
@@ -151,10 +158,9 @@ def write(args, report):
     counts = [0] * len(args.outs)
     n_paths = 0
     missing = []
-    folder = TemporaryDirectory(prefix=f".{args.out.name}.", dir=args.out.parent)
-    with folder, ExitStack() as stack:
-        drafts = [Path(folder.name, path.name) for path in args.outs]
-        files = [stack.enter_context(open(draft, "xb")) for draft in drafts]
+    with ExitStack() as stack:  # closes all files before the first of them replaces its target
+        drafts = [stack.enter_context(draft(path)) for path in args.outs]
+        files = [stack.enter_context(open(path, "wb")) for path in drafts]
         for where, record in read(args, report):
             with report.skipping(where):
                 record, paths = finish(record, args, start, subtitles)
@@ -166,7 +172,6 @@ def write(args, report):
                 counts[part] += 1
                 n_paths += len(paths)
                 missing += [path for path in paths if not isfile(path)]
-        stack.close()
         report.end(args.file)
         if subtitles:
             warn(f"found {plural(len(subtitles.paths), 'subtitle file')} in {args.subtitles}, and "
@@ -184,24 +189,25 @@ def write(args, report):
         if subtitles:
             reason = subtitles.find_mistake() or reason
         if reason:
-            warn(f"{args.out} is not written: {reason}")
-            return [0] * len(counts)
-        for draft, path in zip(drafts, args.outs, strict=True):
-            draft.replace(path)
+            raise RunError(f"{args.out} is not written: {reason}")
     return counts
 
 
 @report_errors
 def main(argv=None):
     args = parse(argv)
-    args.out.parent.mkdir(parents=True, exist_ok=True)
     report = Report(args)
-    counts = write(args, report)
+    try:
+        counts = write(args, report)
+    except RunError as error:  # the last line is printed, too
+        warn(str(error))
+        counts = [0] * len(args.outs)
     records = [Records(path) for path in args.outs if any(counts)]  # prints warnings of training
     if args.draw and records:
         picture = draw_records(records[0], args.draw)
         if picture:
-            picture.save(args.drawing)
+            with draft(args.drawing) as path:
+                picture.save(path)
             warn(f"{args.drawing} shows the first images or videos")
         else:
             warn(f"{args.drawing} is not written: {args.out} has no image and no video to draw")

@@ -4,8 +4,10 @@
 """
 
 import json
+import signal
+import sys
 import webbrowser
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from queue import SimpleQueue
@@ -15,10 +17,11 @@ import torch
 
 from evaluation.generate import evaluation_config
 from records.errors import Unreadable
-from tools.command import add_model, make_parser, open_model, report_errors, sampling
+from tools.command import add_model, make_parser, open_model, positive, report_errors, sampling
 from tools.play.answers import reply_to
 from toy.shapes import KINDS
 from toy.world import WORDS
+from training.config import UserError
 from weights.files import explained
 
 MAX_BODY = 100_000_000  # bytes of a request
@@ -63,11 +66,28 @@ class Handler(BaseHTTPRequestHandler):
         pass
 
 
+@contextmanager
+def time_limit(seconds):
+    """Ends the block with a UserError after this time. It works only in the main thread."""
+    def stop(*_):
+        raise UserError(f"the answer takes longer than {seconds} s; give a shorter prompt or a "
+                        "smaller file, or start this command with a larger --seconds")
+
+    signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+
+
 @report_errors
 def main(argv=None):
     parser = make_parser("play", __doc__)
     add_model(parser, model="toy")
     parser.add_argument("--port", type=int, default=8000, help="0: any free port (default 8000)")
+    parser.add_argument("--seconds", type=positive, default=60, metavar="N",
+                        help="maximum time of a request, since others wait for it (default 60)")
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
     args = parser.parse_args(argv)
     # leave one core to the browser, because each operation waits for the slowest thread
@@ -90,8 +110,9 @@ def main(argv=None):
     while True:  # the model runs in the main thread, where Ctrl-C stops it at once
         body, answer = server.requests.get()
         try:
-            reply = reply_to(json.loads(body), loaded, sampling(args))
-        except Unreadable as error:  # the file of the user cannot be read
+            with time_limit(args.seconds):
+                reply = reply_to(json.loads(body), loaded, sampling(args))
+        except (Unreadable, UserError) as error:  # the file of the user cannot be read
             reply = {"error": str(error)}
         except Exception as error:  # the server continues with the next request
             reply = {"error": f"This request cannot be used: {error!r:.300}"}
@@ -99,4 +120,6 @@ def main(argv=None):
 
 
 if __name__ == "__main__":
+    # not killed at once, so that the file of a request is deleted
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     main()

@@ -23,8 +23,12 @@ from tools.play.recorder import AttentionRecorder
 from tools.view import data_uri
 from toy.images import caption_of, find_named
 from toy.shapes import COLOURS, SHAPES, SIZE, mask_of, render
+from training.config import UserError
 
 MAX_NEW = 256  # maximum number of tokens in an answer
+MAX_PROMPTS = 8
+MAX_TEXT = 10_000  # characters of all prompts of a request
+MAX_SIDE = 2048  # pixels of a picture in a reply
 MAX_SHARES = 5_000_000  # in a reply; if there are more, the page only gets the mean of the blocks
 LABELS = {f"{colour} {shape}" for colour in ("any", *COLOURS) for shape in ("shape", *SHAPES)}
 
@@ -32,6 +36,7 @@ LABELS = {f"{colour} {shape}" for colour in ("any", *COLOURS) for shape in ("sha
 def reply_to(request, loaded, sampling):
     """-> the reply for page.html. loaded: (model, tokenizer, data config of inference)."""
     model, tokenizer, config = loaded
+    check_prompts(request.get("prompts", ()))
     shown, scene, true = open_request(request, config)
     prompts = [data.encode_prompt(shown.images, [(text, None)], tokenizer, config, shown.clip)
                for text in request["prompts"]]
@@ -58,8 +63,24 @@ def reply_to(request, loaded, sampling):
     return {"answers": answers, "scene": scene, "true": true, "size": shown.sizes[0],
             "times": shown.clip and shown.clip.times,
             "tiling": vision.tiling(*shown.sizes[0][::-1], config.max_crops, config.vision),
-            "pictures": [data_uri(Image.fromarray(array), "jpeg", quality=95, subsampling=0)
-                         for array in shown.images or shown.clip.frames]}
+            "pictures": list(map(picture_of, shown.images or shown.clip.frames))}
+
+
+def check_prompts(prompts):
+    """UserError if these are no prompts, or more than one request may have."""
+    if not 1 <= len(prompts) <= MAX_PROMPTS:
+        raise UserError(f'"prompts" must be a list of 1 to {MAX_PROMPTS} texts')
+    length = sum(map(len, prompts))
+    if length > MAX_TEXT:
+        raise UserError(f"the prompt has {length:,} characters, but a request may have at most "
+                        f"{MAX_TEXT:,}; give a shorter prompt")
+
+
+def picture_of(array):
+    """(H,W,3) uint8 -> data: URI of a JPEG that is not larger than a screen."""
+    picture = Image.fromarray(array)
+    picture.thumbnail((MAX_SIDE, MAX_SIDE))
+    return data_uri(picture, "jpeg", quality=95, subsampling=0)
 
 
 def open_request(request, config):

@@ -15,6 +15,7 @@ import json
 from contextlib import contextmanager
 
 from records.errors import Unreadable
+from tools.command import draft
 from tools.prepare.annotations import Skip, require, split
 from tools.prepare.rows import read_rows
 
@@ -105,16 +106,15 @@ def write(records, out, media):
     n_records = 0
     n_annotations = 0
     urls = {}  # {path: URL or None}
-    draft = out / "records.jsonl.draft"
-    with open(draft, "w", encoding="utf-8", newline="\n") as lines:
-        for record in records:
-            lines.write(to_json(record) + "\n")
-            n_records += 1
-            n_annotations += len(record["annotations"])
-            urls |= media_files(record)
-    fetched = [f"{url}\t{path}\n" for path, url in urls.items() if url]
-    (out / "urls.txt").write_text("".join(fetched), encoding="utf-8", newline="\n")
-    draft.replace(out / "records.jsonl")
+    with draft(out / "records.jsonl") as part, draft(out / "urls.txt") as list_part:
+        with open(part, "w", encoding="utf-8", newline="\n") as lines:
+            for record in records:
+                lines.write(to_json(record) + "\n")
+                n_records += 1
+                n_annotations += len(record["annotations"])
+                urls |= media_files(record)
+        fetched = [f"{url}\t{path}\n" for path, url in urls.items() if url]
+        list_part.write_text("".join(fetched), encoding="utf-8", newline="\n")
     missing = sum(not (media.root / path).exists() for path in urls)
     return {"records": n_records, "annotations": n_annotations, "urls": len(fetched),
             "missing_media": missing}

@@ -19,8 +19,9 @@ import os
 import shutil
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import suppress
+from contextlib import closing, contextmanager, suppress
 from functools import partial
+from multiprocessing import active_children
 from pathlib import Path
 
 from PIL import Image
@@ -35,7 +36,7 @@ from records.visual import read_headers
 from tools import command
 from tools.prepare.annotations import require
 from tools.prepare.collect import count_skips, to_json
-from training.processes import end_with_parent, process_context
+from training.processes import process_context, start_child
 
 
 def prepare(source, config, args, index):
@@ -84,13 +85,27 @@ def save(frames, folder, size, suffix):
     draft = folder.with_suffix(f".part{os.getpid()}")
     draft.mkdir(parents=True)
     try:
-        for k, pixels in enumerate(frames):
-            image = Image.fromarray(vision.resize(pixels, size, size))
-            image.save(draft / f"{k:05d}.{suffix}", quality=95, subsampling=0)
+        with closing(frames):  # stops ffmpeg if the disk is full
+            for k, pixels in enumerate(frames):
+                image = Image.fromarray(vision.resize(pixels, size, size))
+                image.save(draft / f"{k:05d}.{suffix}", quality=95, subsampling=0)
         with suppress(OSError):  # another process has made the folder
             draft.rename(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+@contextmanager
+def open_pool(n):
+    """-> an executor with n processes. After an error or Ctrl-C, they are killed in the middle of
+    their records, because a long video takes minutes."""
+    with ProcessPoolExecutor(n, process_context(), start_child) as workers:
+        try:
+            yield workers
+        except BaseException:
+            for process in active_children():
+                process.kill()
+            raise
 
 
 def write(source, args, out):
@@ -100,10 +115,9 @@ def write(source, args, out):
     n_records = 0
     sizes = {}
     skipped = Counter()
-    draft = out / "records.part"
     work = partial(prepare, source, DataConfig(max_frames=args.max_frames, fps=args.fps), args)
-    workers = ProcessPoolExecutor(args.workers, process_context(), end_with_parent)
-    with workers, open(draft, "w", encoding="utf-8") as file:
+    with (command.draft(out / "records.jsonl") as draft, open_pool(args.workers) as workers,
+          open(draft, "w", encoding="utf-8") as file):
         done = workers.map(work, range(len(source)), chunksize=4)
         bar = tqdm(done, total=len(source), unit="record")
         free = 1  # the number of the next line
@@ -115,7 +129,6 @@ def write(source, args, out):
                 free = number + 1
                 n_records += 1
                 sizes |= size
-    draft.replace(out / "records.jsonl")
     return {"records": n_records, "bytes": sum(sizes.values()), "skipped": dict(skipped)}
 
 

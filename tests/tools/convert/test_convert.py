@@ -169,8 +169,10 @@ MISTAKES = [
     ("twice.json out.jsonl", "twice.json: the file is not JSON: 'a' occurs twice"),
     ("rows.jsonl old.jsonl", "old.jsonl exists; give OUT another name, or --overwrite"),
     ("rows.jsonl folder.jsonl --overwrite", "folder.jsonl exists"),
-    ("rows.jsonl soft.jsonl --overwrite", "soft.jsonl: this is the file to convert"),
-    ("rows.jsonl hard.jsonl --overwrite", "hard.jsonl: this is the file to convert"),
+    ("rows.jsonl soft.jsonl --overwrite", "soft.jsonl: this file is an input of the command"),
+    ("rows.jsonl hard.jsonl --overwrite", "hard.jsonl: this file is an input of the command"),
+    (". metadata.jsonl --overwrite", "metadata.jsonl: this file is an input of the command"),
+    ("a-held-out.jsonl a.jsonl --overwrite --hold-out 0.5", "a-held-out.jsonl: this file is an"),
     ("rows.jsonl dangling.jsonl", "dangling.jsonl exists"),
     ("rows.jsonl out.jsonl --media none", "--media none: there is no such folder"),
 ]
@@ -182,7 +184,9 @@ def test_a_mistake_of_the_user_is_one_sentence_and_changes_no_file(tmp_path, mon
     monkeypatch.chdir(tmp_path)
     for name, content in {"rows.jsonl": json.dumps(ROW), "rows.txt": "{}",
                           "torn.json": '[{"a": 1}', "twice.json": '{"a": 1, "a": 2}',
-                          "deep.json": "[" * 100_000, "old.jsonl": "old"}.items():
+                          "deep.json": "[" * 100_000, "old.jsonl": "old",
+                          "metadata.jsonl": json.dumps({"file_name": "a.png", "text": "A."}),
+                          "a-held-out.jsonl": json.dumps(ROW)}.items():
         (tmp_path / name).write_text(content)
     (tmp_path / "folder.jsonl").mkdir()
     (tmp_path / "soft.jsonl").symlink_to("rows.jsonl")

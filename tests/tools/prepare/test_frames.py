@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import subprocess
 import sys
 from argparse import Namespace
@@ -15,9 +16,11 @@ import pytest
 from PIL import Image
 
 import data
+import vision
+from evaluation import pictures
 from records.errors import Unreadable
 from records.reader import Records
-from records.visual import read_headers
+from records.visual import read_headers, resized
 from tests.test_parallel import TOKENIZER, VISION
 from tests.training.processes import ROOT, all_end, runs_until, workers_of
 from tools import check
@@ -192,14 +195,45 @@ def test_more_frames_than_one_call_can_read_are_refused(tmp_path, capsys):
     assert "--max-frames: 2049 must be at most 2048" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("read", [
+    lambda decode, folder: resized(decode(), 8),
+    lambda decode, folder: frames.save(decode(), folder / "a", 8, "png"),
+    lambda decode, folder: pictures.draw_frames(lambda _: decode(), [0], [], [], False),
+])
+def test_a_full_disk_ends_the_decoder_even_if_its_error_is_kept(tmp_path, monkeypatch, read):
+    ended = []
+
+    def decode():
+        try:
+            yield np.zeros((8, 8, 3), np.uint8)
+        finally:
+            ended.append(True)
+
+    def full(*args):
+        next(args[0])                                    # of pictures.image_grid
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(vision, "resize", lambda *_: full(iter([0])))
+    monkeypatch.setattr(pictures, "image_grid", full)
+    with pytest.raises(OSError, match="No space left") as kept:
+        read(decode, tmp_path)
+    assert kept and ended and not list(tmp_path.iterdir())
+
+
 @pytest.mark.slow
-def test_workers_end_with_a_command_that_is_killed(tmp_path):
-    (tmp_path / "r.jsonl").write_text((json.dumps(CHOICE) + "\n") * 8)
+@pytest.mark.parametrize(("sent", "status"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+def test_workers_end_with_a_command_that_is_killed(tmp_path, sent, status):
+    """They do not finish the records that they have received, because this can take minutes."""
+    clips = [{"path": "bigbuckbunny.mp4", "start": 0, "end": 5 - k / 10} for k in range(8)]
+    (tmp_path / "r.jsonl").write_text(
+        "".join(json.dumps(CHOICE | {"video": clip}) + "\n" for clip in clips))
     command = [sys.executable, "-m", "tools.prepare", "frames", str(tmp_path / "r.jsonl"),
                str(tmp_path / "out"), "--media", str(MEDIA), "--fps", "50", "--workers", "2"]
     process = subprocess.Popen(command, cwd=ROOT)
     assert runs_until(process, lambda: list((tmp_path / "out").glob("media/*.part*")))
     workers = workers_of(process.pid)
-    process.kill()
-    process.wait()
+    process.send_signal(sent)
+    assert process.wait() == status
     assert len(workers) >= 2 and all_end(workers)
+    done = [path for path in (tmp_path / "out" / "media").iterdir() if not path.suffix]
+    assert len(done) < len(clips)
