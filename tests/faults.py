@@ -153,7 +153,7 @@ FAST = {
         ("weight_decay=0.0", "weight_decay=0.1"),
         ("optimizer.zero_grad()", "pass"),
         ("if part in config.train}", "}"),
-        ("if stop or evaluates or is_due(", "if stop or is_due("),
+        ("if stats.stop or evaluates or is_due(", "if stats.stop or is_due("),
     ],
     "text/points.py": [
         ("ids.setdefault(name, len(ids) + 1)", "ids.setdefault(name, len(ids))"),

@@ -132,7 +132,7 @@ MISTAKES = [                         # a line, part of the message
      "outside the image with coords=pixel"),
     (image({**POINT, "coords": "pixel"}, image={"path": "a", "width": 3, "height": 9}), "outside"),
     (image(TRACK), "a track needs a video"),
-    (GOOD | {"annotations": [CAPTION]}, "without them, the type must be text, qa or"),
+    (GOOD | {"annotations": [CAPTION]}, "without them, the type must be text or qa"),
     (video({**TRACK, "times": [-1]}), "'times' must be a list of times in seconds"),
     (video({**TRACK, "points": [{"t": 1, "id": [], "x": 4, "y": 2}]}), "a whole number or a text"),
     (video({**TRACK, "points": TRACK["points"] * 2}), "two points at the same time"),
