@@ -43,15 +43,15 @@ MAX_FUNCTION_LINES = 60              # but for tests
 # of Python's tokenizer. So comments, docstrings, blank lines and broken lines cost nothing, and a
 # dense line costs as much as a plain one. A change that makes a part smaller lowers its number.
 CEILINGS = {
-    "the seven modules": 16_570,
-    "the seven modules, tokens per statement": 13.6,
-    "imported by train.py, without evaluation/ and toy/": 52_503,
+    "the seven modules": 16_300,
+    "the seven modules, tokens per statement": 13.3,
+    "imported by train.py, without evaluation/ and toy/": 51_000,
     "the same, in files": 43,
-    "all Python but tests": 137_524,
-    "tools/": 53_109,
+    "all Python but tests": 139_250,
+    "tools/": 54_950,
     "tools/bench/": 12_529,
-    "tools/convert/, tools/prepare/ and tools/benchmarks.py": 20_922,
-    "tests/": 181_222,
+    "tools/convert/, tools/prepare/ and tools/benchmarks.py": 22_200,
+    "tests/": 186_500,
 }
 
 # Packages that requirements.txt does not install: functions that need one import it when they are
