@@ -28,7 +28,7 @@ RUNS = {  # name: (flags, number of ranks)
     "stage3": (["--stage", "3", *TOY], 0),
     "shared rows": (["--stage", "3", *TOY, "--cp", "2"], 2),
     "adapters": (["--stage", "2", *TOY, "--lora", "4"], 0),
-    "unequal ranks": (["--stage", "1", *TOY, "--data", "{records}"], 2),
+    "unequal ranks": (["--stage", "1", *TOY, "--batch", "4", "--data", "{records}"], 2),
     "unreadable": ([*OWN, "--data", "{records}"], 0),
     "killed": ([*OWN, "--data", "{records}"], 0),
 }
