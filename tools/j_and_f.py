@@ -1,8 +1,10 @@
-"""Computes J&F, as in DAVIS, of the masks that a segmenter predicted from points.
+"""Computes J&F of the masks that a segmenter predicted from points.
 
     python -m tools.j_and_f --predicted segmenter.npz --masks true.npz
 
-The metric is described in docs/molmo2.md 13.
+J is the intersection over union, and F is the F1 of the boundaries, as DAVIS computes it. Both are
+computed for the union of all objects of an expression, as in MeViS, and not for each object, and
+averaged over frames and expressions.
 """
 
 import json
