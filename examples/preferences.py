@@ -2,7 +2,7 @@
 
     python -m examples.preferences --stage 2 --init Molmo2-4B --data pairs.jsonl --beta 0.1
 
-All flags but --beta are those of train.py. Two annotations of type text with the same prompt are a
+It has the flags of train.py, and --beta. Two annotations of type text with the same prompt are a
 pair, first the chosen answer, then the rejected one. As branches of one tree they share their
 image:
 
@@ -11,7 +11,7 @@ image:
         {"type": "text", "prompt": "Are they new?", "text": "Yes."}]}
 
 A record may have several pairs. If its number of annotations is odd, the last one has the usual
-loss. Let g be the log probability of an answer minus that of the model of --init:
+loss. Let g be the log probability of an answer minus its value in the model of --init:
 
     margin = beta * (g of the chosen answer - g of the rejected answer)
     loss   = -log sigmoid(margin)
@@ -126,7 +126,7 @@ def main(argv=None):
     parser = argparse.ArgumentParser(description=__doc__, allow_abbrev=False,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--beta", type=float, default=0.1, help="0.1 is usual; a larger value "
-                        "keeps the model closer to that of --init (default 0.1)")
+                        "keeps the model closer to the model of --init (default 0.1)")
     args, flags = parser.parse_known_args(argv)
     # dropout would make a difference between the model and the reference, even before training
     flags += ["--residual_dropout=0", "--response_dropout=0"]
