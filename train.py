@@ -37,10 +37,10 @@ from tqdm import tqdm
 import packing
 import parallel
 from evaluation import report
-from records.errors import DataError, Unreadable, warn
+from records.errors import DataError, RunError, Terminated, Unreadable, UserError, lock, warn
 from toy import world
 from training import checkpoint
-from training.config import RunError, Terminated, UserError, parse
+from training.config import parse
 from training.log import (
     RunLog,
     StepStats,
@@ -306,7 +306,7 @@ def main(argv=None, open_objective=None):
     try:
         signal.signal(signal.SIGTERM, stop_at_once)
         args, config = parse(argv)
-        with checkpoint.lock(Path(args.out)):
+        with lock(Path(args.out)):
             generated = world.mixture(config.seed, config.stage)  # used without --data
             run, model = start_run(args, config, generated)
             objective = open_objective(run) if open_objective else forward_backward

@@ -25,8 +25,8 @@ import torch.nn.functional as F
 
 import attention
 import packing
+from records.errors import UserError
 from records.mixture import rng_for
-from training.config import UserError
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ the number of objects, and the masks are in the order of the sorted ids.
 import numpy as np
 
 from evaluation.scoring import has_boxes, object_ids, true_places
+from records.errors import explained
 from text.tracks import seconds
-from weights.files import explained
 
 
 def open_masks(path):

@@ -29,8 +29,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 
 import train
-from records.errors import DataError
-from training.config import UserError
+from records.errors import DataError, UserError
 from weights import files, lora
 
 

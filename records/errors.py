@@ -1,5 +1,8 @@
-"""Exceptions for mistakes in data, and warnings."""
+"""Errors, warnings, extra packages and locks: what training and all commands share."""
 
+import argparse
+import fcntl
+import importlib
 import os
 import sys
 from contextlib import contextmanager
@@ -24,6 +27,26 @@ class Unreadable(Exception):
         return ": ".join(self.args)
 
 
+class UserError(Exception):
+    """A mistake of the user. It ends the command with this sentence and status 2."""
+
+
+class RunError(Exception):
+    """The run failed on all ranks. It ends the command with this sentence and status 1."""
+
+
+class RankError(RunError):
+    """The run failed on one rank. This rank prints the sentence."""
+
+
+class Terminated(BaseException):
+    """SIGTERM ends the command with status 143. The argument, if any, is the step whose checkpoint
+    has been written. It is a BaseException, like KeyboardInterrupt: the code that decodes an image
+    catches every Exception and skips the record."""
+    def __str__(self):
+        return f"SIGTERM: ended after step {self.args[0]}" if self.args else "SIGTERM: ended"
+
+
 @contextmanager
 def encodable():
     """Turns Unencodable into Unreadable, so that only the record of this text is skipped."""
@@ -31,6 +54,28 @@ def encodable():
         yield
     except Unencodable as e:
         raise Unreadable("wrong text", str(e)) from None
+
+
+@contextmanager
+def explained(path):
+    """Turns an exception about what a file contains into a ValueError in one sentence."""
+    try:
+        yield
+    except Exception as e:  # safetensors, pickle, json and dataclasses raise their own
+        if isinstance(e, OSError) and e.filename:
+            raise
+        reason = (str(e).splitlines() or [type(e).__name__])[0]
+        reason = f"{reason} is missing" if isinstance(e, KeyError) else reason
+        raise ValueError(f"{path} cannot be used: {reason:.300}") from None
+
+
+def import_extra(name, listed_in="requirements-extras.txt"):
+    """Imports a package that only some commands need. Raises ValueError if it is not installed."""
+    try:
+        return importlib.import_module(name)
+    except ImportError:
+        raise ValueError(f"{name.partition('.')[0]} is needed: "
+                         f"pip install -r {listed_in}") from None
 
 
 def plural(n, noun):
@@ -60,3 +105,34 @@ def warn(text):
     for sentence in text.splitlines():
         visible = "".join(c if c.isprintable() else repr(c)[1:-1] for c in sentence)
         tqdm.write(f"{command_name()}: {visible}", file=sys.stderr)
+
+
+def is_first_process():
+    """Is this the first process of the launch? It works before join_ranks, too."""
+    return int(os.environ.get("RANK", 0)) == 0
+
+
+def lock(out, flag="--out", name="lock"):
+    """Makes a directory and locks a file in it -> the file. No other run can write there until the
+    file is closed or the process ends. UserError if the directory cannot be made or locked."""
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        file = open(out / name, "ab")
+        if is_first_process():
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as e:
+        held = isinstance(e, BlockingIOError)
+        reason = "another run is writing there" if held else e.strerror
+        raise UserError(f"{flag} {out}: {reason}; choose another directory") from None
+    return file
+
+
+class Parser(argparse.ArgumentParser):
+    """Shows the first two paragraphs of `description` in --help. A mistake raises UserError."""
+
+    def __init__(self, description, formatter_class=argparse.RawDescriptionHelpFormatter, **rest):
+        text = "\n\n".join(description.split("\n\n")[:2])
+        super().__init__(description=text, formatter_class=formatter_class, **rest)
+
+    def error(self, message):
+        raise UserError(message)

@@ -25,10 +25,9 @@ import data
 import train
 import vision
 from records import mixture
-from records.errors import warn
+from records.errors import RunError, warn
 from tools.command import make_parser, positive, print_line, print_table, report_errors
 from toy import world
-from training.config import RunError
 from training.log import read_log
 from training.processes import end_with_parent, process_context
 

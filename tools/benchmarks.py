@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from records.errors import plural
+from records.errors import UserError, explained, plural
 from records.media import image_size, open_image
 from records.reader import Records
 from tools.command import print_table
@@ -19,8 +19,6 @@ from tools.prepare.annotations import require, xy_points
 from tools.prepare.collect import count_skips
 from tools.prepare.media import Media
 from tools.prepare.rows import check_columns, open_parquet, read_rows, source_files
-from training.config import UserError
-from weights.files import explained
 
 COUNT_SCORES = ("count_accuracy", "count_close")
 POINT_SCORES = ("point_f1", "point_precision", "point_recall")

@@ -22,11 +22,10 @@ from evaluation import pictures
 from evaluation.evaluate import SCORES, evaluate
 from evaluation.generate import evaluation_config
 from evaluation.masks import open_masks
-from records.errors import plural
+from records.errors import UserError, plural
 from records.media import MAX_FRAMES
 from records.reader import Records
-from tools import benchmarks, command
-from training.config import UserError
+from tools import benchmarks, command, model_flags
 from training.ranks import join_ranks
 from training.sources import unique_names
 
@@ -34,7 +33,7 @@ from training.sources import unique_names
 def parse(argv):
     parser = command.make_parser("evaluate", __doc__)
     add = parser.add_argument
-    command.add_model(parser)
+    model_flags.add_model(parser)
     add("--data", required=True, nargs="+", action="extend", help=(
         "record files (.jsonl), which are scored separately, or the folder of a benchmark"))
     add("--benchmark", choices=benchmarks.BENCHMARKS, help=(
@@ -56,7 +55,7 @@ def parse(argv):
     add("--max-new", type=command.positive, help=(
         "maximum number of tokens in an answer (default: 12 to 4096, by the kind of answer)"))
     args = parser.parse_args(argv)
-    args.sampling = command.sampling(args)
+    args.sampling = model_flags.sampling(args)
     if args.benchmark and (len(args.data) > 1 or args.frames or args.masks):
         parser.error("--benchmark needs one folder in --data, and no --frames and no --masks")
     if len(args.masks or []) > len(args.data):
@@ -123,7 +122,7 @@ def report_set(args, k, name, records, found):
 @command.report_errors
 def main(argv=None):
     args = parse(argv)
-    ranks = join_ranks(1, command.open_device(args.device))
+    ranks = join_ranks(1, model_flags.open_device(args.device))
     # every rank reads the records, but only the first rank prints warnings about them
     quiet = nullcontext() if ranks.first else redirect_stderr(io.StringIO())
     # made before the evaluation, so that a file that cannot be written costs no time
@@ -134,7 +133,7 @@ def main(argv=None):
         if name := args.benchmark:
             benchmark = benchmarks.load(name, args.data[0], args.media, work)
             args.max_new = args.max_new or benchmarks.BENCHMARKS[name].max_new
-        loaded = command.open_model(args)
+        loaded = model_flags.open_model(args)
         sets = open_sets(args) if not benchmark else [
             (benchmark.name, benchmark.records, benchmark.masks_of)]
         if args.draw:

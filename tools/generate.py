@@ -14,7 +14,7 @@ import data
 from evaluation.generate import evaluation_config, generate
 from evaluation.pictures import MARK, draw_answer
 from records import media
-from records.errors import warn
+from records.errors import UserError, warn
 from records.media import MAX_FRAMES
 from records.subtitles import read_subtitles
 from records.visual import VideoClip, clip_times, resized, tracking_times
@@ -22,9 +22,8 @@ from text.points import parse_points
 from text.prompts import SYSTEM
 from text.styles import TASK_OF_STYLE, TRACK_TASKS
 from text.visual_tokens import shift_subtitles
-from tools import command
+from tools import command, model_flags
 from toy import world
-from training.config import UserError
 
 TOY_VIDEO = ""  # --video without a file
 STYLED = re.compile(r"\w+( \d+)?:\s?")  # every prompt of stage 1 and of the toy starts like this
@@ -33,7 +32,7 @@ STYLED = re.compile(r"\w+( \d+)?:\s?")  # every prompt of stage 1 and of the toy
 def parse(argv):
     parser = command.make_parser("generate", __doc__)
     add = parser.add_argument
-    command.add_model(parser, "the sampling, and of the toy's image or video")
+    model_flags.add_model(parser, "the sampling, and of the toy's image or video")
     source = parser.add_mutually_exclusive_group()
     extend = partial(source.add_argument, action="extend", metavar="F")
     extend("--image", nargs=1, dest="images", help=(
@@ -62,7 +61,7 @@ def parse(argv):
         "(.png, .jpg, .jpeg, .webp; for a video also .gif)"))
     add("--json", action="store_true", help="print one JSON object instead of text")
     args = parser.parse_args(argv)
-    args.sampling = command.sampling(args)
+    args.sampling = model_flags.sampling(args)
     is_file = args.images or args.video not in (None, TOY_VIDEO)
     args.is_toy_scene = args.model == "toy" and not is_file
     if args.video == TOY_VIDEO and not args.is_toy_scene:
@@ -214,7 +213,7 @@ def points_in_pixels(answer, sizes, is_cut=False):
 @command.report_errors
 def main(argv=None):
     args = parse(argv)
-    model, tokenizer, config = command.open_model(args)
+    model, tokenizer, config = model_flags.open_model(args)
     config = evaluation_config(config, args.frames)
     loaded = model, tokenizer, config
     if args.is_toy_scene:

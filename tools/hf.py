@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 
 from data import DataConfig
-from records.errors import warn
+from records.errors import import_extra, warn
 from text.tokenizer import ByteTokenizer
 from tools.command import make_parser, print_line, report_errors
 from weights import files
@@ -72,7 +72,7 @@ def main(argv=None):
         dtype = args.dtype and getattr(torch, args.dtype)
     with empty_again_after_an_error(out):
         if args.command == "base":
-            files.import_extra("tokenizers")
+            import_extra("tokenizers")
             model = start_from_base(args.source, args.siglip)
             tokenizer = extended_tokenizer(args.source, model.config.n_vocab)
             # the released models were trained with 24 crops, but this model was not

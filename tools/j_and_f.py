@@ -12,9 +12,8 @@ import math
 
 import numpy as np
 
+from records.errors import UserError, explained
 from tools.command import make_parser, report_errors
-from training.config import UserError
-from weights.files import explained
 
 
 def jaccard(a, b):

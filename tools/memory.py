@@ -30,8 +30,9 @@ import attention
 import model as models
 import parallel
 import train
+from records.errors import UserError, explained
 from tools.command import make_parser, positive, print_line, print_table, report_errors
-from training.config import UserError, parse
+from training.config import parse
 from training.ranks import Ranks
 from training.setup import apply_recipe, default_shard, largest_example, layout_error
 from weights import files, lora
@@ -175,7 +176,7 @@ def read_command(argv):
                         help="number of GPUs of the run, in nodes of 8 (default 1)")
     own, rest = parser.parse_known_args(argv)
     args, config = parse(rest)
-    with files.explained("--init" if args.init else "--model.*"):
+    with explained("--init" if args.init else "--model.*"):
         if args.init:
             config = replace(config, model=files.describe(args.init).config)
         files.meta_model(config.model)

@@ -10,10 +10,9 @@ deletes nothing. If you start it again, TensorBoard ignores the files of the ear
 import time
 from pathlib import Path
 
+from records.errors import UserError, import_extra
 from tools.command import make_parser, report_errors
-from training.config import UserError
 from training.log import read_log
-from weights.files import import_extra
 
 SECONDS = 5  # time between two reads of log.jsonl
 

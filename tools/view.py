@@ -26,7 +26,7 @@ from PIL import Image
 
 import attention
 import packing
-from records.errors import plural
+from records.errors import UserError, explained, plural
 from records.visual import read_headers
 from text.points import unit
 from text.styles import parts_of
@@ -34,11 +34,11 @@ from text.tokenizer import token_text
 from text.tracks import since_start
 from tools.command import draft, make_parser, output_file, report_errors
 from tools.plan import open_training
-from training.config import Config, UserError, parse
+from training.config import Config, parse
 from training.loader import Decoder
 from training.log import read_log
 from training.planner import StepPlanner
-from weights.files import config_from_dict, explained
+from weights.files import config_from_dict
 
 TEMPLATE = Path(__file__).with_suffix(".html")
 MAX_BLOCKS = 256  # along one side of the mask

@@ -12,15 +12,8 @@ from tqdm import tqdm
 
 import model as models
 from text.tokenizer import ByteTokenizer
-from tools.command import (
-    make_parser,
-    open_device,
-    own_folder,
-    positive,
-    print_line,
-    report_errors,
-    whole_number,
-)
+from tools.command import make_parser, own_folder, positive, print_line, report_errors, whole_number
+from tools.model_flags import open_device
 from toy.vit import init_neighbor_heads, pretrain
 from toy.world import WORDS
 from weights import files

@@ -11,7 +11,6 @@ it. Random numbers need no saved state, because they are a function of seed, ste
 Therefore a run continues bit for bit if the number of ranks is the same.
 """
 
-import fcntl
 import hashlib
 import json
 import os
@@ -27,9 +26,8 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 
-from records.errors import warn
-from training.config import RunError, UserError, field_values
-from training.ranks import is_first_process
+from records.errors import RunError, UserError, is_first_process, warn
+from training.config import field_values
 from training.sources import list_changes
 from weights import files, lora
 
@@ -56,21 +54,6 @@ METADATA_CLASSES = {  # the only ones that .metadata may contain
     "torch.distributed.checkpoint.metadata":
         {*dcp.metadata.__all__, "_MEM_FORMAT_ENCODING"} - {"BytesStorageMetadata"},
 }
-
-
-def lock(out, flag="--out", name="lock"):
-    """Makes a directory and locks a file in it -> the file. No other run can write there until the
-    file is closed or the process ends. UserError if the directory cannot be made or locked."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        file = open(out / name, "ab")
-        if is_first_process():
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as e:
-        held = isinstance(e, BlockingIOError)
-        reason = "another run is writing there" if held else e.strerror
-        raise UserError(f"{flag} {out}: {reason}; choose another directory") from None
-    return file
 
 
 class Checkpoint(NamedTuple):

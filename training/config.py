@@ -17,32 +17,13 @@ from math import inf
 
 import model as models
 from data import DataConfig
+from records.errors import Parser, UserError
 from records.media import MAX_FRAMES
 from stages import stage1, stage2, stage3
 from stages import tiny as tiny_recipe
 from weights.lora import LAYERS, LoraConfig
 
 STAGES = {1: stage1, 2: stage2, 3: stage3}
-
-
-class UserError(Exception):
-    """A mistake of the user. It ends the command with this sentence and status 2."""
-
-
-class RunError(Exception):
-    """The run failed on all ranks. It ends the command with this sentence and status 1."""
-
-
-class RankError(RunError):
-    """The run failed on one rank. This rank prints the sentence."""
-
-
-class Terminated(BaseException):
-    """SIGTERM ends the command with status 143. The argument, if any, is the step whose checkpoint
-    has been written. It is a BaseException, like KeyboardInterrupt: the code that decodes an image
-    catches every Exception and skips the record."""
-    def __str__(self):
-        return f"SIGTERM: ended after step {self.args[0]}" if self.args else "SIGTERM: ended"
 
 
 @dataclass(frozen=True)
@@ -156,17 +137,6 @@ def override(config, name, value):
     if rest:
         value = override(getattr(config, head), rest, value)
     return replace(config, **{head: value})
-
-
-class Parser(argparse.ArgumentParser):
-    """Shows the first two paragraphs of `description` in --help. A mistake raises UserError."""
-
-    def __init__(self, description, formatter_class=argparse.RawDescriptionHelpFormatter, **rest):
-        text = "\n\n".join(description.split("\n\n")[:2])
-        super().__init__(description=text, formatter_class=formatter_class, **rest)
-
-    def error(self, message):
-        raise UserError(message)
 
 
 def choose_reader(default):

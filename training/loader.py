@@ -17,9 +17,9 @@ import numpy as np
 import data
 import packing
 import parallel
-from records.errors import DataError, Unreadable
+from records.errors import DataError, RankError, Unreadable
 from records.mixture import Mixture
-from training.config import Config, RankError
+from training.config import Config
 from training.planner import BadRecords
 from training.processes import iterate
 from training.ranks import Ranks

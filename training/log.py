@@ -21,10 +21,9 @@ import torch
 import torch.distributed as dist
 
 import attention
-from records.errors import Unreadable, plural, warn
+from records.errors import RankError, RunError, Unreadable, plural, warn
 from records.reader import Records
 from training.checkpoint import list_steps
-from training.config import RankError, RunError
 from training.ranks import all_reduce_sums
 
 

@@ -98,11 +98,6 @@ def join_ranks(cp, device, cp_heads=0):
                  cp, mesh.cp.get_local_rank(), of_all, of_row)
 
 
-def is_first_process():
-    """Is this the first process of the launch? It works before join_ranks, too."""
-    return int(os.environ.get("RANK", 0)) == 0
-
-
 def all_reduce_sums(numbers):
     """{name: number} of this rank -> {name: sum over all ranks}. The types stay the same."""
     if not dist.is_initialized():

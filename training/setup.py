@@ -15,12 +15,12 @@ import data
 import model as models
 import parallel
 import vision
-from records.errors import DataError, warn
+from records.errors import DataError, RunError, UserError, explained, warn
 from records.mixture import Mixture
 from records.reader import Records, stamp_of
 from text.tokenizer import ByteTokenizer, load_tokenizer
 from training import checkpoint
-from training.config import Config, RunError, UserError
+from training.config import Config
 from training.loader import Loader
 from training.planner import PlanFile, StepPlanner
 from training.ranks import Ranks, device_of_rank, join_ranks
@@ -149,7 +149,7 @@ def find_start(args, config, resume_from=None):
             trained_crops = files.read_data_config(model_folder).most_crops()
         elif folder:
             where = "--resume"
-            with files.explained(folder):
+            with explained(folder):
                 shape = files.config_from_dict(resume_from.state["model"], shape)
                 trained_crops = json.loads(resume_from.state["recipe"]["data.trained_crops"])
         if folder:

@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 from model import ModelConfig
+from records.errors import explained, import_extra
 from text.tokenizer import SPECIAL, load_tokenizer, token_text
 from vision import VisionConfig
 from weights import files
@@ -133,9 +134,9 @@ def start_from_base(llm_folder, siglip_folder, seed=0):
     folder does not contain such a model."""
     llm_folder = Path(llm_folder)
     siglip_folder = Path(siglip_folder)
-    with files.explained(siglip_folder):
+    with explained(siglip_folder):
         vision = siglip_config(json.loads((siglip_folder / "config.json").read_bytes()))
-    with files.explained(llm_folder):
+    with explained(llm_folder):
         config = llm_config(json.loads((llm_folder / "config.json").read_bytes()), vision)
     model = files.meta_model(config)
     llm = files.weight_files(llm_folder)
@@ -176,9 +177,9 @@ def read_base(folder, stored, table, model):
 def extended_tokenizer(folder, n_vocab):
     """The tokenizer of a base model with the special tokens of Molmo2, whose ids start at n_vocab.
     Tokens that occur in no text fill the ids before them (docs/molmo2.md 1.2)."""
-    tokenizers = files.import_extra("tokenizers")
+    tokenizers = import_extra("tokenizers")
     path = Path(folder) / "tokenizer.json"
-    with files.explained(path):
+    with explained(path):
         inner = tokenizers.Tokenizer.from_file(str(path))
     names = [f"|<EXTRA_TOKENS_{i}>|" for i in range(n_vocab - inner.get_vocab_size())]
     names += [token_text(name) for name in SPECIAL]
@@ -187,7 +188,7 @@ def extended_tokenizer(folder, n_vocab):
     theirs = json.loads((Path(folder) / "tokenizer_config.json").read_bytes())
     settings = {key: theirs.get(key) for key in ("bos_token", "eos_token", "pad_token")}
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-    with files.explained(path), tempfile.TemporaryDirectory() as out:
+    with explained(path), tempfile.TemporaryDirectory() as out:
         inner.save(f"{out}/tokenizer.json")
         text = json.dumps(settings, indent=1)
         (Path(out) / "tokenizer_config.json").write_text(text, encoding="utf-8")

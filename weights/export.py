@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from records.errors import import_extra
 from text.tokenizer import SPECIAL, ByteTokenizer
 from weights import files, released
 
@@ -70,7 +71,7 @@ def export(model, tokenizer, data_config, out):
 def require_exportable(config):
     """Raises ValueError if safetensors is not installed, or if the decoder is a Llama: it has no
     norms of q and k, which the released layout requires."""
-    files.import_extra("safetensors.torch")
+    import_extra("safetensors.torch")
     released.require(vars(config), family=("qwen", "olmo"))
 
 
@@ -87,7 +88,7 @@ def export_tensors(model, out):
         tensors |= zip(theirs, stored, strict=True)
     if model.config.tied:
         tensors[released.LM_HEAD] = tensors[released.EMBEDDINGS[0]].clone()
-    save_file = files.import_extra("safetensors.torch").save_file
+    save_file = import_extra("safetensors.torch").save_file
     with files.writing(out / "model.safetensors"):
         save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
 

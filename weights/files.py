@@ -10,7 +10,6 @@ memory, so that each rank of a sharded model reads only the rows of its own shar
 import dataclasses
 import errno
 import hashlib
-import importlib
 import json
 from contextlib import contextmanager
 from itertools import accumulate
@@ -22,6 +21,7 @@ from torch.distributed.tensor import DTensor
 
 from data import DataConfig
 from model import ModelConfig, Molmo2
+from records.errors import explained, import_extra
 from stages import stage3
 from text.tokenizer import load_tokenizer
 from weights import lora, released
@@ -40,19 +40,6 @@ class ModelFolder(NamedTuple):
 
 
 @contextmanager
-def explained(path):
-    """Turns an exception about what a file contains into a ValueError in one sentence."""
-    try:
-        yield
-    except Exception as e:  # safetensors, pickle, json and dataclasses raise their own
-        if isinstance(e, OSError) and e.filename:
-            raise
-        reason = (str(e).splitlines() or [type(e).__name__])[0]
-        reason = f"{reason} is missing" if isinstance(e, KeyError) else reason
-        raise ValueError(f"{path} cannot be used: {reason:.300}") from None
-
-
-@contextmanager
 def writing(path):
     """Turns an error of torch or safetensors into an OSError with one sentence. If the disk is
     full, torch does not even name the file."""
@@ -60,15 +47,6 @@ def writing(path):
         yield
     except Exception as e:  # safetensors raises its own
         raise OSError(errno.EIO, f"the file cannot be written: {e}", str(path)) from None
-
-
-def import_extra(name, listed_in="requirements-extras.txt"):
-    """Imports a package that only some commands need. Raises ValueError if it is not installed."""
-    try:
-        return importlib.import_module(name)
-    except ImportError:
-        raise ValueError(f"{name.partition('.')[0]} is needed: "
-                         f"pip install -r {listed_in}") from None
 
 
 def save(model, folder):

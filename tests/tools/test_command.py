@@ -1,14 +1,18 @@
 """A command only writes to folders that it has made, and only replaces files of its own kind."""
 
+import subprocess
+import sys
 from contextlib import suppress
 
 import pytest
 import torch
 
+from records.errors import UserError
 from tests.full_disk import files_up_to
+from tests.test_layout import ROOT
 from tools import generate, plan, view
-from tools.command import draft, open_device, own_folder
-from training.config import UserError
+from tools.command import draft, own_folder
+from tools.model_flags import open_device
 
 
 def write(folder, command="tools.a", **options):
@@ -120,3 +124,11 @@ def test_a_file_of_the_user_is_not_replaced(command, flags, name, words, tmp_pat
         command.main([*flags, name])
     assert words in capsys.readouterr().err
     assert (tmp_path / name).read_text() == "mine"
+
+
+def test_the_converter_imports_neither_the_model_nor_the_trainer():
+    code = "import sys, tools.convert.__main__; print(*sys.modules)"
+    names = subprocess.run([sys.executable, "-c", code], cwd=ROOT, text=True, check=True,
+                           stdout=subprocess.PIPE).stdout.split()
+    assert "records.reader" in names
+    assert {"model", "data", "train", "training", "weights"}.isdisjoint(names)

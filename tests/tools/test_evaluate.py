@@ -9,11 +9,11 @@ import pytest
 
 from evaluation import evaluate as evaluation
 from evaluation.generate import Sampling
+from records.errors import UserError
 from tests.evaluation.answers import clip_with_masks
 from tests.evaluation.small_model import DATA, MEDIA, save_run
 from tools import evaluate, toy
 from toy.images import World
-from training.config import UserError
 
 
 @pytest.fixture(scope="module")
@@ -141,7 +141,7 @@ def test_a_file_that_cannot_be_replaced_is_named_before_the_model_is_read(
     else:
         records = records.rename(path)
     before = records.read_bytes()
-    monkeypatch.setattr(evaluate.command, "open_model", lambda args: pytest.fail("it is read"))
+    monkeypatch.setattr(evaluate.model_flags, "open_model", lambda args: pytest.fail("it is read"))
     with pytest.raises(SystemExit, match="2"):
         evaluate.main(["--model", "none", "--data", str(records), "--out", str(path.parent),
                        "--overwrite"])
@@ -155,7 +155,7 @@ def test_answers_are_read_by_the_official_rules_if_the_plain_ones_are_not_named(
 
     monkeypatch.setattr(evaluate, "evaluate", scores)
     monkeypatch.setattr(evaluate, "open_sets", lambda args: [("x.jsonl", [{}], None)])
-    monkeypatch.setattr(evaluate.command, "open_model", lambda args: (None, None, DATA))
+    monkeypatch.setattr(evaluate.model_flags, "open_model", lambda args: (None, None, DATA))
     lines = []
     for flags in ([], ["--read-answers", "plain"]):
         evaluate.main(["--model", "none", "--data", "x.jsonl", "--out", str(tmp_path),

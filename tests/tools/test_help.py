@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from records.errors import RunError
 from tests import test_readme
 from tools import hf
 from tools.bench import __main__ as bench
 from tools.command import report_errors
-from training.config import RunError
 
 TOOLS = Path(__file__).parents[2] / "tools"
 COMMANDS = []

@@ -6,19 +6,10 @@ import json
 import pytest
 
 import model as models
+from records.errors import UserError
 from stages import tiny
 from tests.training.runs import SMALL, run, sentence
-from training.config import (
-    FIELDS,
-    STAGES,
-    Config,
-    GroupRates,
-    UserError,
-    check,
-    field_values,
-    override,
-    parse,
-)
+from training.config import FIELDS, STAGES, Config, GroupRates, check, field_values, override, parse
 from weights.files import config_from_dict
 
 TINY = ["--stage", "1", "--tiny"]

@@ -18,9 +18,10 @@ from PIL import Image
 import data
 import model
 import packing
+from records.errors import RankError
 from tests.training import stream
 from tests.training.runs import SMALL
-from training.config import RankError, parse
+from training.config import parse
 from training.loader import placeholder
 from training.log import count_rows
 from training.planner import CHUNK, measure_in_order

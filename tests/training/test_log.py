@@ -14,14 +14,14 @@ import torch.distributed as dist
 
 import data
 import train
-from records.errors import DataError
+from records.errors import DataError, RankError, RunError, Terminated, UserError
 from records.mixture import Mixture
 from records.reader import Records
 from tests.test_layout import ROOT
 from tests.training.runs import SMALL, logged, run, sentence
-from training import config, log
+from training import log
 from training.checkpoint import Checkpoint
-from training.config import RankError, RunError, UserError, parse
+from training.config import parse
 from training.log import read_log, read_steps
 
 
@@ -74,7 +74,7 @@ ENDS = [
     (UserError("a mistake"), 2, "a mistake"),
     (DataError("r.jsonl:1: no record"), 2, "r.jsonl:1: no record"),
     (OSError(28, "No space left on device"), 1, "[Errno 28] No space left on device"),
-    (config.Terminated(), 143,
+    (Terminated(), 143,
      "SIGTERM: ended; nothing was written; start again with: python train.py --init 'a b' "
      "--overwrite"),
     (KeyboardInterrupt(), 130,

@@ -19,6 +19,7 @@ import model
 import train
 from evaluation import report
 from records import media
+from records.errors import lock
 from tests.training.runs import (
     RECIPE,
     SMALL,
@@ -293,12 +294,12 @@ def test_adapters_started_from_the_default_directory_leave_it_and_can_be_resumed
 
 def test_another_run_is_kept_out_until_the_first_ends(tmp_path, capsys):
     out = tmp_path / "out"
-    held = checkpoint.lock(out)
+    held = lock(out)
     assert run(out, *SMALL) == 2
     sentence(capsys, f"--out {out}: another run is writing there")
     assert [path.name for path in out.iterdir()] == ["lock"]
     held.close()
-    checkpoint.lock(out).close()
+    lock(out).close()
 
 
 def test_parameters_that_have_no_optimizer_state_have_none_after_a_resume(tmp_path):

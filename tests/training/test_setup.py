@@ -15,12 +15,13 @@ import packing
 import train
 from evaluation import report
 from evaluation.generate import evaluation_config
+from records.errors import UserError
 from tests.evaluation.small_model import CONFIG, save_run
 from tests.training.runs import SMALL, logged, run, sentence
 from tools import evaluate
 from training import setup
 from training.checkpoint import Checkpoint, recipe_fields
-from training.config import UserError, parse
+from training.config import parse
 from training.ranks import Ranks, device_of_rank
 from training.setup import choose_layout, layout_error, pick_device
 

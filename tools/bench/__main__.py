@@ -13,7 +13,8 @@ from datetime import date
 import torch
 
 from tools.bench import attend, flops, generate, load, pack, step, train
-from tools.command import make_parser, open_device, print_line, report_errors
+from tools.command import make_parser, print_line, report_errors
+from tools.model_flags import open_device
 from training.log import commit, hardware
 
 COMMANDS = {"pack": pack, "load": load, "attend": attend, "step": step, "generate": generate,

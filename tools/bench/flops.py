@@ -23,8 +23,8 @@ from torch import nn
 
 import attention
 from model import ModelConfig
+from records.errors import UserError
 from tools.command import print_table, whole_number
-from training.config import UserError
 from training.log import read_log, read_steps
 from weights import files
 

@@ -11,10 +11,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 import data
 import model as models
+from records.errors import import_extra
 from text.tokenizer import ByteTokenizer
 from vision import VisionConfig
 from weights.export import export
-from weights.files import import_extra
 
 # A model that a CPU can train: a decoder of 8 x 512 and a ViT of 6 x 384 on crops of 378 pixels.
 SMALL = models.ModelConfig(

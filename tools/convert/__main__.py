@@ -31,7 +31,7 @@ from os.path import isfile
 from pathlib import Path
 
 from evaluation.pictures import draw_records
-from records.errors import Unreadable, plural, warn
+from records.errors import RunError, Unreadable, plural, warn
 from records.reader import Records, media_folder, names_of, read_record
 from tools.command import (
     draft,
@@ -47,7 +47,6 @@ from tools.convert.rows import FORMATS, MAX_PRINTED, Report, kind_of, read_rows
 from tools.convert.subtitles import SubtitleFolder
 from tools.convert.tables import as_caption, as_chat
 from tools.convert.turn import turn_record
-from training.config import RunError
 
 
 def size(text):

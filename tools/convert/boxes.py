@@ -15,12 +15,11 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from records.check import is_kind, is_number, is_text, require, short
-from records.errors import DataError, Unreadable, plural
+from records.errors import DataError, Unreadable, explained, import_extra, plural
 from records.parse import BOX_FORMS
 from tools.convert.rows import READERS, unique
 from tools.prepare.annotations import MAX_POINTS, size_of, split
 from tools.prepare.media import IMAGE_SUFFIXES
-from weights.files import explained, import_extra
 
 COCO_FIELDS = {  # of an annotation
     "id", "image_id", "category_id", "bbox", "area", "segmentation", "iscrowd", "keypoints",

@@ -16,13 +16,12 @@ from threading import Thread
 import torch
 
 from evaluation.generate import evaluation_config
-from records.errors import Unreadable
-from tools.command import add_model, make_parser, open_model, positive, report_errors, sampling
+from records.errors import Unreadable, UserError, explained
+from tools.command import make_parser, positive, report_errors
+from tools.model_flags import add_model, open_model, sampling
 from tools.play.answers import reply_to
 from toy.shapes import KINDS
 from toy.world import WORDS
-from training.config import UserError
-from weights.files import explained
 
 MAX_BODY = 100_000_000  # bytes of a request
 

@@ -16,14 +16,13 @@ import data
 import vision
 from evaluation.generate import generate
 from evaluation.metrics import count_from_text, hit_in_mask, score_images
-from records.errors import Unreadable
+from records.errors import Unreadable, UserError
 from text.points import parse_points
 from tools.generate import Shown, open_images, open_toy_scene, open_video, style_hint
 from tools.play.recorder import AttentionRecorder
 from tools.view import data_uri
 from toy.images import caption_of, find_named
 from toy.shapes import COLOURS, SHAPES, SIZE, mask_of, render
-from training.config import UserError
 
 MAX_NEW = 256  # maximum number of tokens in an answer
 MAX_PROMPTS = 8

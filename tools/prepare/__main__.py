@@ -20,7 +20,7 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 
-from records.errors import plural, warn
+from records.errors import UserError, plural, warn
 from tools.command import make_parser, own_folder, print_line, report_errors
 from tools.prepare import frames
 from tools.prepare.annotations import text_of
@@ -28,7 +28,6 @@ from tools.prepare.collect import convert_files, group, make_records, write
 from tools.prepare.media import Media
 from tools.prepare.rows import read_rows, source_files
 from tools.prepare.sets import SETS, WITH_TEST_IMAGES
-from training.config import UserError
 
 TYPES = ("chart", "chemical", "circuit", "diagram", "doc", "document", "graphic", "math",
          "music", "nutrition", "table")

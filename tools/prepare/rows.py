@@ -4,8 +4,7 @@ import json
 import re
 from pathlib import Path
 
-from training.config import UserError
-from weights.files import explained, import_extra
+from records.errors import UserError, explained, import_extra
 
 BATCH = 32  # rows of a parquet file in memory at a time
 SPLITS = {"train", "validation", "val", "test"}

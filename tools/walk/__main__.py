@@ -14,8 +14,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from records.errors import explained
 from tools.command import make_parser, report_errors
-from weights.files import explained
 
 ROOT = Path(__file__).parents[2]
 N_LINES = 6  # number of printed lines of the message of a failed test

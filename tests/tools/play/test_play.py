@@ -28,17 +28,17 @@ import attention
 import data
 import packing
 from evaluation.generate import Sampling, generate
+from records.errors import UserError
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, VISION, random_model
 from tests.test_layout import ROOT
 from tests.training.processes import runs_until
-from tools import command
+from tools import model_flags
 from tools.generate import open_toy_scene, style_hint
 from tools.play import __main__ as play
 from tools.play import answers
 from tools.play.__main__ import time_limit
 from tools.play.recorder import AttentionRecorder
 from toy.shapes import SIZE, render
-from training.config import UserError
 
 GROUND = {"slope": [10, -20], "texture": 1, "period": 6, "noise": 3}
 CIRCLE = {"colour": "white", "shape": "circle", "x": 30, "y": 60, "r": 18, "light": 0}
@@ -365,7 +365,7 @@ def test_the_flags_reach_the_model_and_a_core_is_left_to_the_browser(monkeypatch
     given = []
 
     def open_model(args):
-        given.extend([args.model, args.device, args.dtype, command.sampling(args)])
+        given.extend([args.model, args.device, args.dtype, model_flags.sampling(args)])
         raise ValueError("that is all")
 
     monkeypatch.setattr(play, "open_model", open_model)
