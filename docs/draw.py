@@ -14,6 +14,7 @@ from pathlib import Path
 import attention
 import packing
 from docs.svg import box, cells, line, page, write
+from docs.visual import crops, frames
 from docs.whole import kind_of, kinds_of, row, whole
 from tools.walk import examples, experiments
 
@@ -236,7 +237,8 @@ def heads():
 
 
 DIAGRAMS = {
-    "images/whole.svg": whole, "walk/tree.svg": tree, "walk/mask.svg": mask,
+    "images/whole.svg": whole, "images/crops.svg": crops,
+    "images/frames.svg": frames, "walk/tree.svg": tree, "walk/mask.svg": mask,
     "walk/moved.svg": moved, "walk/rows.svg": rows, "walk/row.svg": packed_mask,
     "walk/weights.svg": weights, "walk/heads.svg": heads, "walk/step.svg": step,
 }

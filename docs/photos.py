@@ -26,7 +26,7 @@ from weights import files
 ROOT = Path(__file__).parent.parent
 MEDIA = ROOT / "tests" / "media"
 IMAGES = ROOT / "docs" / "images"
-FILM = 2  # number of the video; it shows a typical mistake in tracks
+FILMS = {"All objects keep their numbers": 22, "A typical mistake": 2}  # numbers of videos
 CURVES = {  # data sources of stage 2 of the toy, and their names in the picture
     "films-train-all-6": "videos", "films-train-tracks-6": "tracks",
     "series-train": "several images", "tiny-train-all": "single images", "tiny-text": "text",
@@ -81,12 +81,25 @@ def photos(folder):
 
 
 def film():
-    """Draws a video of the toy world with true and predicted tracks -> SVG text."""
+    """Draws videos of the toy world with true and predicted tracks -> SVG text."""
     model, tokenizer, config = files.open_model_folder("toy")
     source = MovingShapes("test", questions="tracks")
-    record = source[FILM]
-    record["annotations"] = [a for a in record["annotations"] if a.get("label") == "any shape"]
-    _, (prediction,) = evaluate(model, tokenizer, config, [record], with_nll=False)
+    out = []
+    top = 0
+    for title, number in FILMS.items():
+        record = source[number]
+        record["annotations"] = [a for a in record["annotations"] if a.get("label") == "any shape"]
+        _, (prediction,) = evaluate(model, tokenizer, config, [record], with_nll=False)
+        frames = list(source.frames(record, prediction["times"]))
+        out.append(write(8, top + 18, title, "title"))
+        elements, height = draw_film(top + 22, frames, prediction)
+        out += elements
+        top += height + 34
+    return page(top, "True and predicted tracks", out)
+
+
+def draw_film(y, frames, prediction):
+    """-> elements of one video from y on, their height."""
     times = prediction["times"]
     # like the model, number objects by the time when they come, then from left to right
     first = {}
@@ -98,19 +111,19 @@ def film():
     width = 344 / len(times)
     out = []
     tracks = {"true": true, "predicted": predicted}
-    for top, (title, points) in zip((24, 62 + width), tracks.items(), strict=True):
-        out.append(write(8, top - 6, title, "title"))
-        for k, frame in enumerate(source.frames(record, times)):
+    for top, (title, points) in zip((y + 20, y + 58 + width), tracks.items(), strict=True):
+        out.append(write(8, top - 6, title))
+        for k, frame in enumerate(frames):
             left = 8 + k * width
             out.append(picture(left, top, width - 3, frame)[0])
             scale = (width - 3) / SIZE
-            for t, number, x, y in points:
+            for t, number, across, down in points:
                 if t == times[k]:
-                    out.append(dot(left + x * scale, top + y * scale, number))
+                    out.append(dot(left + across * scale, top + down * scale, number))
             middle = left + width / 2
             out.append(write(middle, top + width + 11, f"{times[k]:g} s", "soft", "middle"))
-    out += draw_charts(104 + 2 * width, times, tracks)
-    return page(round(250 + 2 * width), "True and predicted tracks", out)
+    out += draw_charts(y + 100 + 2 * width, times, tracks)
+    return out, round(230 + 2 * width)
 
 
 def draw_charts(y, times, tracks):

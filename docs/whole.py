@@ -7,8 +7,8 @@ from tools.walk import examples
 
 BOXES = {  # {name: (the function that makes this object, its content)}
     "record": ("", "frames,\nannotations"),
-    "message tree": ("data.encode", "tokens, weights,\nmask (T,)"),
     "pack": ("packing.Planner", "(tokens, crops)\nof each example"),
+    "message tree": ("data.encode", "tokens, weights,\nmask (T,)"),
     "batch": ("packing.collate", "fields (B,T)\nimages (N,P,F)"),
     "model": ("model(batch)", "features (M,C)\nhidden (B,T,C)"),
     "loss": ("Molmo2.nll", "nll, lse (B,T)\nΣ w·nll / Σ w"),
@@ -42,14 +42,14 @@ def whole():
                     write(x - 5, y - 19, function, "", "middle")]
     out += [line("arrow", (298, 174), (298, 192), (22, 192), (22, 228)),
             write(180, 187, BOXES["batch"][0], "", "middle"),
-            write(8, 382, "B rows, T tokens, N crops, P patches, F numbers of a\npatch, M visual "
-                  "tokens, C width, w loss weights", "soft")]
+            write(8, 382, "B rows, T tokens, N crops, P patches, F pixel values\nof a "
+                  "patch, M visual tokens, C width, w loss weights", "soft")]
     return page(406, "From the record to the loss", out)
 
 
 def draw_inside(name, x, y):
     """Yields the small drawing inside a box of `whole`."""
-    _, batch, parts = row()
+    parts = row()[2]
     kinds = kinds_of(parts)
     cell = 92 / examples.ROW
     if name == "record":
@@ -61,13 +61,32 @@ def draw_inside(name, x, y):
         for k, part in enumerate(parts[1:4]):
             yield line("line", (x + 34, y + 28), (x + 46, y + 8 + 20 * k))
             yield box(x + 46, y + 2 + 20 * k, 2.5 * (part.stop - part.start), 12, kind_of(part))
-    elif name in ("pack", "batch"):
-        for k in range(6 if name == "batch" else 1):
-            yield from cells(x, y + 6 + 10 * k, cell, 8 if name == "batch" else 16, kinds)
+    elif name == "pack":  # a rectangle for each example: its tokens across, its crops up
+        left = x
+        for example in row()[0]:
+            width = len(example.tokens) * cell
+            n_crops = 0 if example.images is None else len(example.images)
+            height = 6 + 16 * n_crops
+            yield box(left, y + 62 - height, width - 1, height, "old")
+            left += width
+    elif name == "batch":
+        yield write(x, y + 10, "tokens", "soft")
+        yield from cells(x, y + 14, cell, 14, kinds)
+        yield write(x, y + 42, "loss weights", "soft")
+        yield from bars(x, y + 66, cell, 10)
     elif name == "model":
         for k, text in enumerate(["ViT, pooling", "+ embeddings", "decoder"]):
             yield box(x, y + 22 * k, 92, 18, "paper")
             yield write(x + 46, y + 13 + 22 * k, text, "", "middle")
     else:
-        for t, weight in enumerate(batch.weights[0].tolist()):
-            yield box(x + t * cell, y + 62 - 40 * weight, 2, 40 * weight, kinds[t])
+        yield write(x, y + 10, "w of each token", "soft")
+        yield from bars(x, y + 64, cell, 34)
+
+
+def bars(x, bottom, cell, scale):
+    """Yields a bar for the loss weight of each token of the row."""
+    _, batch, parts = row()
+    kinds = kinds_of(parts)
+    for t, weight in enumerate(batch.weights[0].tolist()):
+        kind = kinds[t]
+        yield box(x + t * cell, bottom - scale * weight, 2, scale * weight, kind)

@@ -26,6 +26,11 @@ def token_weight(branch, n_loss, n_branches, config):
     raise NotImplementedError
 
 
+def windows(grid, k):
+    """Patch ids (h,w) -> (M,k*k): windows of k x k, -1 for what is missing."""
+    raise NotImplementedError
+
+
 def pool(self, features, pool_src):
     """vision.Pool.forward: features (N,P,2E), patch ids (M,K) -> (M,E)."""
     raise NotImplementedError

@@ -16,7 +16,7 @@ import train
 import vision
 
 OWNER_OF = {"allow": attention, "best_subset": packing, "token_weight": data,
-            "pool": vision.Pool, "ulysses": parallel, "forward_backward": train}
+            "windows": vision, "pool": vision.Pool, "ulysses": parallel, "forward_backward": train}
 
 
 def swap_in():

@@ -37,7 +37,10 @@ def test_the_blocks_of_the_page_run_in_order_and_print_what_it_shows():
 @pytest.mark.parametrize("path", draw.DIAGRAMS)
 def test_the_diagrams_are_those_that_the_functions_of_today_draw(path):
     shown = (ROOT / "docs" / path).read_text(encoding="utf-8")
-    assert shown == draw.DIAGRAMS[path](), "python -m docs.draw writes it again"
+    drawn = draw.DIAGRAMS[path]()
+    # another version of Pillow may compress the photographs differently
+    shown, drawn = (re.sub('href="data:[^"]*"', "", text) for text in (shown, drawn))
+    assert shown == drawn, "python -m docs.draw writes it again"
 
 
 def test_the_readers_file_holds_the_exercises_of_the_page():
@@ -59,7 +62,7 @@ def check(folder, text):
 
 def test_functions_without_a_body_are_left_out(capsys):
     assert command.main(["--check", str(MINE)]) == 0
-    assert capsys.readouterr().out.count("not written yet") == 6
+    assert capsys.readouterr().out.count("not written yet") == 7
 
 
 def test_a_solution_may_be_a_partial_object(tmp_path, capsys, monkeypatch):
