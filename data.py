@@ -20,8 +20,8 @@ each would encode its image again (RESULTS.md, "trees").
         build_tree             build_tree            which annotations are used, in which order
           segments_of            segments_of         annotation -> question and answer as ids
           layout                 layout              prefix and branches -> arrays
-                             images or frames        pixels
                              place_visual_tokens     which patches each visual token pools
+                             images or frames        pixels
 
 The random choices of an example depend on (seed, its key, epoch) only. So the planner, which calls
 `size`, and the loader, which calls `encode` in another process later, make the same choices.
@@ -187,9 +187,12 @@ def weigh(branch, n_branches, config):
     # tokens of the weight 2 / sqrt(n), as in the official code (docs/molmo2.md 7.1).
     n_counted = len(ids) - 1 if n_branches > 1 else len(ids)
     n_loss = Counter(kinds[i] for i in range(n_counted) if factors[i] > 0)
-    weight_of = {kind: token_weight(replace(branch, kind=kind), n_loss[kind], n_branches, config)
-                 for kind in set(kinds)}
-    return ids, [weight_of[kind] * factor for kind, factor in zip(kinds, factors, strict=True)]
+    weight_of = {}
+    for kind in set(kinds):
+        of_kind = replace(branch, kind=kind)
+        weight_of[kind] = token_weight(of_kind, n_loss[kind], n_branches, config)
+    weights = [weight_of[kind] * factor for kind, factor in zip(kinds, factors, strict=True)]
+    return ids, weights
 
 
 def layout(prefix, is_visual, branches, config, max_tokens=math.inf):
@@ -204,9 +207,12 @@ def layout(prefix, is_visual, branches, config, max_tokens=math.inf):
     """
     start = len(prefix)
     kept, dropped_tokens = fit(branches, max_tokens - start)
-    tokens, pos = list(prefix), list(range(start))
+    tokens = list(prefix)
     targets = [*prefix[1:], 0]  # the last one is set below
-    weights, until, annotation = [0.0] * start, [0] * start, [0] * start
+    weights = [0.0] * start
+    pos = list(range(start))
+    until = [0] * start  # set below
+    annotation = [0] * start
     for number, branch in enumerate(kept):
         ids, of_ids = weigh(branch, len(kept), config)
         if number == 0:
@@ -246,9 +252,12 @@ def build(record, info, tokenizer, config, seed, epoch):
         config = replace(config, multi_turn_share=0)
         example = build_tree(record, info, tokenizer, config, seed, epoch)
     # "crops" gives this draw random numbers of its own, so that it does not change any prompt
-    is_drawn = rng_for(seed, record["key"], epoch, "crops").random() < config.high_res_share
-    if is_drawn and len(record.get("images", ())) == 1 and has_points(record):
-        larger = replace(config, max_crops=max(config.high_res_crops, config.max_crops))
+    rng = rng_for(seed, record["key"], epoch, "crops")
+    is_drawn = rng.random() < config.high_res_share
+    n_images = len(record.get("images", ()))
+    if is_drawn and n_images == 1 and has_points(record):
+        max_crops = max(config.high_res_crops, config.max_crops)
+        larger = replace(config, max_crops=max_crops)
         candidate = build_tree(record, info, tokenizer, larger, seed, epoch)
         # more crops need more tokens; they are used only if no annotation is skipped for them
         if candidate.dropped_branches == example.dropped_branches:
@@ -266,7 +275,9 @@ def build_tree(record, info, tokenizer, config, seed, epoch):
     else:
         ids, is_visual = images_tokens(info.sizes, tokenizer, config)
     annotations = annotations_of(record, config, rng)
-    branches, n_over_max_points, n_transcripts = [], 0, 0
+    branches = []
+    n_over_max_points = 0
+    n_transcripts = 0
     # The order is new in every epoch. If not all branches fit, each is kept in some epochs.
     for i in rng.permutation(len(annotations)):
         a = annotations[i]
@@ -281,8 +292,9 @@ def build_tree(record, info, tokenizer, config, seed, epoch):
         kinds = [kind for kind, _ in kinds_and_weights(a)]
         segments = segments_of(a, record, info, tokenizer, config, rng)
         branches.append(Branch(segments, a["type"], weight, of_video, i + 1, kinds))
-    example = layout([tokenizer.bos, *ids], [False, *is_visual], branches, config,
-                     config.max_tokens)
+    prefix = [tokenizer.bos, *ids]
+    is_visual = [False, *is_visual]
+    example = layout(prefix, is_visual, branches, config, config.max_tokens)
     example.id = record["id"]
     example.dropped_branches += n_over_max_points
     return example
@@ -293,12 +305,17 @@ def segments_of(a, record, info, tokenizer, config, rng):
     if a["type"] == "text" and "prompt" not in a:  # plain text, without a chat
         # In a tree the last token of the prefix has no loss, so the first word would
         # not be trained. A BOS at the start of the branch predicts it.
-        start = [Segment([tokenizer.bos], 0)] if len(record["annotations"]) > 1 else []
-        return [*start, Segment([*tokenizer.encode(a["text"]), tokenizer.eos], 1)]
+        text = Segment([*tokenizer.encode(a["text"]), tokenizer.eos], 1)
+        if len(record["annotations"]) > 1:
+            return [Segment([tokenizer.bos], 0), text]
+        return [text]
     turns = turns_of(a, record, info.sizes, config, rng, info.times)
     weights = [weight for _, weight in kinds_and_weights(a)]
-    segments = chat(turns, tokenizer)  # question, answer, question ..
-    return [Segment(ids, factor * weights[k // 2]) for k, (ids, factor) in enumerate(segments)]
+    segments = []
+    for k, (ids, factor) in enumerate(chat(turns, tokenizer)):  # question, answer, question ..
+        weight_of_turn = weights[k // 2]
+        segments.append(Segment(ids, factor * weight_of_turn))
+    return segments
 
 
 def size(record, tokenizer, config, seed, epoch):
@@ -313,7 +330,8 @@ def size_of(example, info, config):
     """(tokens, crops), or (0, 0) if nothing with loss fits a row."""
     if not example.weights.any():
         return 0, 0
-    return len(example.tokens), sum(visual.crops_per_image(info, config))
+    n_crops = sum(visual.crops_per_image(info, config))
+    return len(example.tokens), n_crops
 
 
 def encode(record, tokenizer, config, seed, epoch, shard=None):
@@ -323,21 +341,26 @@ def encode(record, tokenizer, config, seed, epoch, shard=None):
     example, config = build(record, info, tokenizer, config, seed, epoch)
     if not info.sizes:
         return example
+    place_visual_tokens(example, info, tokenizer, config)
     n_crops = visual.crops_per_image(info, config)
-    # every rank has all tokens of the example, but decodes its own images only
-    cp_rank = shard.ranks(n_crops) if shard else np.zeros(len(n_crops), np.int32)
-    mine = np.flatnonzero(cp_rank == (shard.cp_rank if shard else 0))
+    mine = np.arange(len(n_crops))  # numbers of the images or frames that are decoded
+    if shard:
+        # every rank has all tokens of the example, but decodes its own images only
+        rank_of_image = shard.ranks(n_crops)
+        mine = np.flatnonzero(rank_of_image == shard.cp_rank)
+        example.cp_rank = rank_of_image[example.image_id]
+    source = record["source"]
     if info.times is not None:
-        frames = record["source"].frames(record, [info.times[k] for k in mine])
+        times = [info.times[k] for k in mine]
+        frames = source.frames(record, times)
         example.images = visual.frame_crops(frames, len(mine), config)
     else:
-        images = record["source"].images(record, mine)
+        images = source.images(record, mine)
         # as large as in the header, or the number of planned tokens would be wrong
-        if list(map(size_in_pixels, images)) != [info.sizes[k] for k in mine]:
+        sizes = list(map(size_in_pixels, images))
+        if sizes != [info.sizes[k] for k in mine]:
             raise Unreadable("size differs", "an image is not as large as its header says")
         example.images = visual.image_crops(images, config)
-    place_visual_tokens(example, info, tokenizer, config)
-    example.cp_rank = cp_rank[example.image_id] if shard else None
     return example
 
 
@@ -361,8 +384,10 @@ def text_example(tokens, weight, **fields):
     """An Example of tokens (T,) without pixels and branches, with one loss weight for all. It is a
     placeholder, or serves to measure memory: only its size matters, so no target is shifted."""
     n = len(tokens)
-    return Example(tokens, tokens, np.full(n, weight, np.float32), np.arange(n),
-                   np.full(n, n, np.int32), *np.zeros((2, n), np.int32), **fields)
+    weights = np.full(n, weight, np.float32)
+    until = np.full(n, n, np.int32)
+    zeros = np.zeros(n, np.int32)  # no visual token, no annotation
+    return Example(tokens, tokens, weights, np.arange(n), until, zeros, zeros, **fields)
 
 
 @encodable()
@@ -378,11 +403,13 @@ def encode_prompt(images, turns, tokenizer, config, clip=None):
         ids, is_visual = images_tokens(info.sizes, tokenizer, config)
     # layout drops the last id of a branch from the inputs: the 0 keeps the whole prompt
     segments = [*chat(turns, tokenizer), Segment([0], 0)]
-    example = layout([tokenizer.bos, *ids], [False, *is_visual], [Branch(segments)], config)
+    prefix = [tokenizer.bos, *ids]
+    is_visual = [False, *is_visual]
+    example = layout(prefix, is_visual, [Branch(segments)], config)
+    if clip:
+        example.images = visual.frame_crops(clip.frames, len(clip.times), config)
+    elif images:
+        example.images = visual.image_crops(images, config)
     if clip or images:
-        if clip:
-            example.images = visual.frame_crops(clip.frames, len(clip.times), config)
-        else:
-            example.images = visual.image_crops(images, config)
         place_visual_tokens(example, info, tokenizer, config)
     return example

@@ -36,8 +36,8 @@ class YarnConfig:
     attention_factor: float = 1.2079441541679836  # 0.1 ln(factor) + 1, multiplies cos and sin
     # Count the full turns of a pair of dimensions in original_max tokens. A pair with more than
     # beta_fast turns keeps its frequency. With fewer than beta_slow it is divided by `factor`.
-    beta_fast: float = 32.0
-    beta_slow: float = 1.0
+    beta_fast: float = 32.0          # in full turns: with more, a frequency is kept
+    beta_slow: float = 1.0           # in full turns: with fewer, it is divided by `factor`
     original_max: int = 8192         # tokens of the context before it is made longer
 
 

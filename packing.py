@@ -49,12 +49,15 @@ class Batch:
 
     def to(self, device):
         """-> the Batch on a device. From pinned memory the GPU copies while it computes."""
+        device = torch.device(device)
         moved = copy.copy(self)
         for name, value in vars(self).items():
-            if torch.is_tensor(value):
-                if torch.device(device).type == "cuda" and not value.is_cuda:
-                    value = value.pin_memory()
-                setattr(moved, name, value.to(device, non_blocking=True))
+            if not torch.is_tensor(value):
+                continue
+            if device.type == "cuda" and not value.is_cuda:
+                value = value.pin_memory()
+            value = value.to(device, non_blocking=True)
+            setattr(moved, name, value)
         return moved
 
 
@@ -85,9 +88,15 @@ class Planner:
 
     def __init__(self, sizes, max_tokens, max_crops, pool_size=48):
         assert pool_size > 0, pool_size
-        self.n_examples = math.inf if callable(sizes) else len(sizes)
-        self.size_of = sizes if callable(sizes) else sizes.__getitem__
-        self.max_tokens, self.max_crops, self.pool_size = max_tokens, max_crops, pool_size
+        if callable(sizes):
+            self.n_examples = math.inf
+            self.size_of = sizes
+        else:
+            self.n_examples = len(sizes)
+            self.size_of = sizes.__getitem__
+        self.max_tokens = max_tokens
+        self.max_crops = max_crops
+        self.pool_size = pool_size
         self.next_index = 0
         self.n_packs = 0
         self.pool = []  # of Item, oldest first
@@ -110,21 +119,36 @@ class Planner:
         self.fill_pool()
         if not self.pool:
             raise StopIteration
-        T, C = self.max_tokens, max(self.max_crops, 1)  # C is only a divisor, so never 0
+        T = self.max_tokens
+        C = max(self.max_crops, 1)  # only a divisor, so never 0
+
+        def share(e):
+            return max(e.tokens / T, e.crops / C)
+
         # The largest first, because it fits with few others. The index decides between
         # equal sizes, so that the packs of a run are always the same.
-        largest_first = sorted(self.pool, key=lambda e: (-max(e.tokens / T, e.crops / C), e.index))
+        largest_first = sorted(self.pool, key=lambda e: (-share(e), e.index))
+        anchor = largest_first[0]
         oldest = self.pool[0]
-        anchor = oldest if self.n_packs - oldest.arrived >= MAX_WAIT else largest_first[0]
+        waited = self.n_packs - oldest.arrived
+        if waited >= MAX_WAIT:
+            anchor = oldest
         largest_first.remove(anchor)
         # If the crops of the pool need more rows than its tokens do, they decide how many rows
         # there will be. Then a good row is one that is full of crops. `weight`, the worth of crops
         # against tokens, is a soft switch: nearly 1 if crops decide, nearly 0 if tokens do.
         rows_for_tokens = sum(e.tokens for e in self.pool) / T
         rows_for_crops = sum(e.crops for e in self.pool) / C
-        weight = rows_for_crops**16 / (rows_for_tokens**16 + rows_for_crops**16 + 1e-300)
-        others = best_subset(largest_first, T - anchor.tokens, self.max_crops - anchor.crops,
-                             math.ceil(T / N_BINS), (1 - weight) / T, weight / C)
+        of_tokens = rows_for_tokens**16
+        of_crops = rows_for_crops**16
+        weight = of_crops / (of_tokens + of_crops + 1e-300)
+        per_token = (1 - weight) / T
+        per_crop = weight / C
+        free_tokens = T - anchor.tokens
+        free_crops = self.max_crops - anchor.crops
+        bin_size = math.ceil(T / N_BINS)
+        others = best_subset(
+            largest_first, free_tokens, free_crops, bin_size, per_token, per_crop)
         pack = [anchor, *others]
         taken = {e.index for e in pack}
         self.pool = [e for e in self.pool if e.index not in taken]
@@ -164,35 +188,49 @@ def best_subset(items, tokens, crops, bin_size, per_token, per_crop):
     all_bits = ones(line * (crops + 1))
     line_starts = all_bits // ones(line)  # an integer with a one at the start of every line
     sums = [1]  # sums[k]: what the first k items reach; at first only the empty sum, bit 0
+    shifts = []  # of each item, in bits
     for e in items:
         bins = math.ceil(e.tokens / bin_size)
+        shift = e.crops * line + bins
         # Only sums to which the item can be added. Others would be shifted into the next line.
         # The product has the same run of ones in every line.
         with_room = line_starts * ones(max(n_bins - bins, 0))
-        shifted = (sums[-1] & with_room) << (e.crops * line + bins)
+        shifted = (sums[-1] & with_room) << shift
         sums.append(sums[-1] | (shifted & all_bits))
+        shifts.append(shift)
 
     # for each number of crops only the highest sum of tokens can be the best one
-    best, bit = -1.0, 0
+    best = -1.0
+    bit = 0
     # as bytes, so that a line can be cut out without a shift of the whole integer
-    table = sums[-1].to_bytes(line // 8 * (crops + 1), "little")
+    n_bytes = line // 8
+    table = sums[-1].to_bytes(n_bytes * (crops + 1), "little")
     for c in range(crops + 1):
-        of_line = int.from_bytes(table[c * line // 8 : (c + 1) * line // 8], "little")
-        bins = of_line.bit_length() - 1  # the most tokens with c crops
+        of_line = table[c * n_bytes : (c + 1) * n_bytes]
+        bins = int.from_bytes(of_line, "little").bit_length() - 1  # the most tokens with c crops
         worth = c * per_crop + bins * bin_size * per_token
         if bins >= 0 and worth > best:
-            best, bit = worth, c * line + bins
+            best = worth
+            bit = c * line + bins
+    chosen, rest = items_of_sum(items, shifts, sums, bit)
+    return fill_gaps(chosen, rest, tokens, crops, per_token, per_crop)
 
-    # Which items give this sum? Go from the smallest item to the largest. An item is not used
-    # if the larger ones reach the sum without it. So small ones stay in the pool to fill gaps.
-    chosen, rest = [], []
+
+def items_of_sum(items, shifts, sums, bit):
+    """The variables of best_subset, and the bit of a sum -> items that give this sum, the others.
+
+    It goes from the smallest item to the largest. An item is not used if the larger ones reach the
+    sum without it. So small ones stay in the pool to fill gaps.
+    """
+    chosen = []
+    rest = []
     for k in reversed(range(len(items))):
         if sums[k] >> bit & 1:
             rest.append(items[k])
         else:
             chosen.append(items[k])
-            bit -= items[k].crops * line + math.ceil(items[k].tokens / bin_size)
-    return fill_gaps(chosen, rest, tokens, crops, per_token, per_crop)
+            bit -= shifts[k]
+    return chosen, rest
 
 
 def ones(n):
@@ -214,15 +252,20 @@ def fill_gaps(chosen, rest, tokens, crops, per_token, per_crop):
             rest.remove(e)  # from the list, not from the sorted copy
             free_tokens -= e.tokens
             free_crops -= e.crops
-    best_gain, swap = 1e-12, None  # a gain below this is rounding
+    best_gain = 1e-12  # a gain below this is rounding
+    swap = None
     for a in chosen:
         for b in rest:
             fits = b.tokens - a.tokens <= free_tokens and b.crops - a.crops <= free_crops
-            if fits and worth(b) - worth(a) > best_gain:
-                best_gain, swap = worth(b) - worth(a), (a, b)
+            gain = worth(b) - worth(a)
+            if fits and gain > best_gain:
+                best_gain = gain
+                swap = a, b
     if swap is None:
         return chosen
-    return [e for e in chosen if e is not swap[0]] + [swap[1]]
+    removed, added = swap
+    kept = [e for e in chosen if e is not removed]
+    return [*kept, added]
 
 
 def balance_packs(packs, n_ranks):
@@ -236,19 +279,21 @@ def balance_packs(packs, n_ranks):
     n = len(packs)
     assert n % n_ranks == 0, f"{n} packs cannot be divided evenly among {n_ranks} ranks"
     # the ViT's work grows with crops; attention with the square of each example, not of the row
-    work = [(sum(e.crops for e in pack), sum(e.tokens**2 for e in pack)) for pack in packs]
-    share = np.array(work, np.float64) / np.maximum(np.sum(work, axis=0), 1)  # (n,2)
+    work = np.zeros((n, 2))
+    for k, pack in enumerate(packs):
+        work[k] = sum(e.crops for e in pack), sum(e.tokens**2 for e in pack)
+    total = np.maximum(work.sum(0), 1)
+    share = work / total  # (n,2)
     order = np.argsort(-share.sum(1), kind="stable")
     # a good start is 0 1 2 2 1 0 0 1 2 ..: the rank with the heaviest pack gets the lightest next
     turn, position = divmod(np.arange(n), n_ranks)
     rank_of = np.empty(n, np.int64)
-    rank_of[order] = np.where(turn % 2 == 1, n_ranks - 1 - position, position)
-
-    def loads():
-        return np.stack([np.bincount(rank_of, share[:, k], n_ranks) for k in (0, 1)], 1)
-
+    backwards = n_ranks - 1 - position
+    rank_of[order] = np.where(turn % 2 == 1, backwards, position)
     for _ in range(10 * n):
-        load = loads()
+        crops = np.bincount(rank_of, share[:, 0], n_ranks)
+        attention = np.bincount(rank_of, share[:, 1], n_ranks)
+        load = np.stack([crops, attention], 1)  # (n_ranks,2)
         # packs of the ranks with the most crops or the most attention
         slowest = np.flatnonzero(np.isin(rank_of, load.argmax(0)))
         # Exchange pack a of a rank with load x for pack b of a rank with load y: the loads become
@@ -256,12 +301,16 @@ def balance_packs(packs, n_ranks):
         more = share[None] - share[slowest, None]
         difference = load[rank_of[slowest]][:, None] - load[rank_of][None]
         change = (more * (difference + more)).sum(2)
-        a, b = divmod(int(change.argmin()), n)
-        if change[a, b] > -1e-12:
+        i, b = divmod(int(change.argmin()), n)
+        if change[i, b] > -1e-12:
             break
-        rank_of[slowest[a]], rank_of[b] = rank_of[b], rank_of[slowest[a]]
+        a = slowest[i]
+        rank_of[a], rank_of[b] = rank_of[b], rank_of[a]
     # heaviest first on every rank, so that packs which run at the same time are about equal
-    return [[int(k) for k in order if rank_of[k] == rank] for rank in range(n_ranks)]
+    of_ranks = [[] for _ in range(n_ranks)]
+    for k in order.tolist():
+        of_ranks[rank_of[k]].append(k)
+    return of_ranks
 
 
 # --------------------------------------------------------------------------------------------------
@@ -275,7 +324,8 @@ def collate(rows, max_tokens, vision_config, crop_bucket=1, share_images=False):
     different shapes. share_images: if examples have the same array of crops, such as several
     questions about one video, it is encoded once.
     """
-    B, T = len(rows), max_tokens
+    B = len(rows)
+    T = max_tokens
     n_examples = sum(map(len, rows))
     dtypes = {"tokens": np.int64, "targets": np.int64, "weights": np.float32, "pos": np.int64,
               "annotation": np.int32}
@@ -306,30 +356,40 @@ def collate(rows, max_tokens, vision_config, crop_bucket=1, share_images=False):
             start = stop
     fields |= {"visible_until": until, "bidir": bidir, "example": example}
     fields |= crops.arrays(crop_bucket, vision_config.n_pixel)
-    return Batch(**{name: torch.from_numpy(array) for name, array in fields.items()},
-                 ids=[x.id for row in rows for x in row])
+    tensors = {name: torch.from_numpy(array) for name, array in fields.items()}
+    ids = [x.id for row in rows for x in row]
+    return Batch(**tensors, ids=ids)
 
 
 class Crops:
     """The crops of a batch as they are collected: images, pool_src, pool_dst, cp_rank."""
 
     def __init__(self, n_patch, share_images):
-        self.n_patch, self.share_images = n_patch, share_images
-        self.images, self.pool_src, self.pool_dst, self.cp_rank = [], [], [], []
+        self.n_patch = n_patch
+        self.share_images = share_images
+        self.images = []
+        self.pool_src = []
+        self.pool_dst = []
+        self.cp_rank = []
         self.n_crops = 0
         self.first_crop = {}  # {id of an array of crops: number of its first crop}
 
     def add(self, x, first_token):
         P = self.n_patch
         assert len(x.pool_src) == len(x.pool_dst), f"{x.id}: one window per <im_patch>"
-        images, source, image_id, cp_rank = x.images, x.pool_src, x.image_id, x.cp_rank
+        images = x.images
+        image_id = x.image_id
+        cp_rank = x.cp_rank
+        source = x.pool_src
         if len(image_id) == 2 and image_id[0] == image_id[1]:
             # A small image has a mosaic of one crop, with the same pixels as the
             # low-resolution crop. Encode one of them, and let the windows of both pool
             # from it. The planner has counted two, which is on the safe side.
             source = np.where(source >= P, source - P, source)
-            images, image_id = images[:1], image_id[:1]
-            cp_rank = None if cp_rank is None else cp_rank[:1]
+            images = images[:1]
+            image_id = image_id[:1]
+            if cp_rank is not None:
+                cp_rank = cp_rank[:1]
         first = self.n_crops
         if self.share_images:
             first = self.first_crop.setdefault(id(x.images), self.n_crops)
@@ -338,7 +398,8 @@ class Crops:
         self.pool_dst.append(x.pool_dst + first_token)
         if first == self.n_crops:  # these crops are not in the batch yet
             self.images.append(images)
-            self.cp_rank += [] if cp_rank is None else cp_rank.tolist()
+            if cp_rank is not None:
+                self.cp_rank += cp_rank.tolist()
             self.n_crops += len(image_id)
 
     def arrays(self, bucket, n_pixel):
@@ -348,9 +409,11 @@ class Crops:
         least = 1 if bucket == 1 else 2
         padded = max(math.ceil(n / bucket) * bucket, least)
         blank = np.zeros((padded - n, self.n_patch, n_pixel), np.uint8)
-        source, target = self.pool_src, self.pool_dst
+        source = self.pool_src
+        target = self.pool_dst
         if not any(map(len, source)):  # no visual token: one empty window, for the same reason
-            source, target = [np.full((1, 4), -1)], [np.zeros(1, np.int64)]
+            source = [np.full((1, 4), -1)]
+            target = [np.zeros(1, np.int64)]
         K = max(s.shape[1] for s in source)  # 4 for images, 9 if the batch contains a video
         source = [np.pad(s, ((0, 0), (0, K - s.shape[1])), constant_values=-1) for s in source]
         return {"images": np.concatenate([*self.images, blank]), "pool_src": np.concatenate(source),

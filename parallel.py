@@ -58,10 +58,12 @@ def make_mesh(cp, device="cpu", cp_heads=0):
     neighbours are usually in one node, where the all-to-all is fast. cp_heads: how many exchange
     heads; 0: all cp."""
     cp_heads = cp_heads or cp
-    shape = (dist.get_world_size() // cp, cp // cp_heads, cp_heads)
+    dp = dist.get_world_size() // cp
+    shape = (dp, cp // cp_heads, cp_heads)
     grid = init_device_mesh(device, shape, mesh_dim_names=("dp", "gather", "heads"))
-    return Mesh(grid["dp"], grid["gather"], grid["heads"], grid["gather", "heads"]._flatten("cp"),
-                grid._flatten("world"))
+    of_rows = grid["gather", "heads"]._flatten("cp")
+    world = grid._flatten("world")
+    return Mesh(grid["dp"], grid["gather"], grid["heads"], of_rows, world)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -101,15 +103,19 @@ def ulysses(attend, group):
         # Rank j gets the j-th run of query heads and of kv heads. In grouped attention, adjacent
         # query heads share a kv head, so each rank has the kv heads of its query heads.
         q, k, v = (x.view(B, t, cp, -1, D) for x in (q, k, v))
-        h, g = q.shape[3], k.shape[3]
+        h = q.shape[3]
+        g = k.shape[3]
         sent = torch.cat([q, k, v], 3).permute(2, 0, 1, 3, 4)  # (cp,B,t,h+2g,D)
         # the first dimension was the rank of the heads; now it is the rank of the tokens
         received = AllToAll.apply(sent, group)
         row = received.permute(1, 0, 2, 3, 4).reshape(B, cp * t, h + 2 * g, D)  # (B,T,h+2g,D)
-        out = attend(*row.split((h, g, g), 2), mask)  # (B,T,h,D)
-        # back: (cp,B,t,h,D), where the first dimension is again the rank of the heads
-        out = AllToAll.apply(out.reshape(B, cp, t, h, D).permute(1, 0, 2, 3, 4), group)
-        return out.permute(1, 2, 0, 3, 4).reshape(B, t, H, D)
+        q, k, v = row.split((h, g, g), 2)
+        out = attend(q, k, v, mask)  # (B,T,h,D)
+        # back: the first dimension is the rank that gets the tokens; after the exchange it is
+        # again the rank of the heads
+        sent = out.reshape(B, cp, t, h, D).permute(1, 0, 2, 3, 4)  # (cp,B,t,h,D)
+        received = AllToAll.apply(sent, group)
+        return received.permute(1, 2, 0, 3, 4).reshape(B, t, H, D)
 
     return exchanged
 
@@ -157,11 +163,14 @@ def gathered(attend, group):
 
     def exchanged(q, k, v, mask):
         B, t, G, D = k.shape
-        received = Gather.apply(torch.cat([k, v], 2), group)  # (n,B,t,2G,D)
+        own = torch.cat([k, v], 2)
+        received = Gather.apply(own, group)  # (n,B,t,2G,D)
         # the inverse of `distribute`: (n,B,r,block,..) -> (B,r,n,block,..) is the order of the row
-        blocks = received.view(n, B, -1, math.gcd(t, 128), 2 * G, D)
+        block = math.gcd(t, 128)
+        blocks = received.view(n, B, -1, block, 2 * G, D)
         row = blocks.permute(1, 2, 0, 3, 4, 5).reshape(B, n * t, 2 * G, D)
-        return attend(q, *row.chunk(2, 2), mask)
+        k, v = row.chunk(2, 2)
+        return attend(q, k, v, mask)
 
     return exchanged
 
@@ -187,9 +196,10 @@ class CropShard:
     def ranks(self, n_crops):
         """The number of crops of each image -> (n,) the rank of each image."""
         n_crops = np.asarray(n_crops, np.int64)
-        # cumsum is the end of each image among the crops of the example
-        midpoint = self.before + n_crops.cumsum() - n_crops / 2
-        rank = (midpoint * self.cp_size / max(self.total, 1)).astype(np.int32)
+        end = self.before + n_crops.cumsum()  # of each image, among the crops of the row
+        midpoint = end - n_crops / 2
+        total = max(self.total, 1)
+        rank = (midpoint * self.cp_size / total).astype(np.int32)
         return rank.clip(0, self.cp_size - 1)
 
 
@@ -199,8 +209,9 @@ def select_crops(example, shard):
     if shard is None or example.image_id is None:
         return example
     # of_crop: for each crop the index of its image
-    images, of_crop = np.unique(example.image_id, return_inverse=True)
-    cp_rank = shard.ranks(np.bincount(of_crop, minlength=len(images)))[of_crop]
+    ids, of_crop = np.unique(example.image_id, return_inverse=True)
+    n_crops = np.bincount(of_crop, minlength=len(ids))
+    cp_rank = shard.ranks(n_crops)[of_crop]
     images = example.images[cp_rank == shard.cp_rank]
     return dataclasses.replace(example, images=images, cp_rank=cp_rank)
 
@@ -228,7 +239,8 @@ def dispatch_route(group):
     def route(image_features, batch):
         sent, received = batch.dispatch
         # without its own visual tokens a rank has one empty window, which is not sent
-        return Dispatch.apply(image_features[: sum(sent)], sent, received, group)
+        tokens = image_features[: sum(sent)]
+        return Dispatch.apply(tokens, sent, received, group)
 
     return route
 
@@ -245,7 +257,8 @@ def cut_for_rank(batch, rank, cp, cp_heads=0):
     T = batch.tokens.shape[1]
     assert T % cp == 0, f"{T} tokens cannot be divided evenly among {cp} ranks"
     cp_heads = cp_heads or cp
-    of_groups = distribute(T, cp // cp_heads)
+    n_groups = cp // cp_heads
+    of_groups = distribute(T, n_groups)
     positions = of_groups.view(cp, -1)  # of each rank; neighbours divide the tokens of a group
     sends, destination = route_visual_tokens(batch, positions)
     # Both ranks of an exchange compute the same lists, so no message has to say which visual token
@@ -257,14 +270,18 @@ def cut_for_rank(batch, rank, cp, cp_heads=0):
     source = renumber_crops(source, crops, batch.images.shape[1])
     if not len(source):
         source = np.full((1, source.shape[1]), -1)
+    target = destination[np.concatenate(received)]
+    n_sent = [len(tokens) for tokens in sent]
+    n_received = [len(tokens) for tokens in received]
+    queries = None
+    if n_groups > 1:
+        queries = of_groups[rank // cp_heads]
     # `labelled` is not listed: `replace` below calls __post_init__, which finds it from weights
     fields = {name: getattr(batch, name)[:, positions[rank]]
               for name in ("tokens", "targets", "weights", "pos", "example", "annotation")}
     return dataclasses.replace(
-        batch, **fields, pool_src=torch.from_numpy(source),
-        pool_dst=torch.from_numpy(destination[np.concatenate(received)]),
-        dispatch=([len(tokens) for tokens in sent], [len(tokens) for tokens in received]),
-        queries=of_groups[rank // cp_heads] if cp > cp_heads else None)
+        batch, **fields, pool_src=torch.from_numpy(source), pool_dst=torch.from_numpy(target),
+        dispatch=(n_sent, n_received), queries=queries)
 
 
 def route_visual_tokens(batch, positions):
@@ -283,17 +300,21 @@ def route_visual_tokens(batch, positions):
     # the inverse of `positions`: position in the row -> rank * t + index on this rank
     order = positions.flatten().argsort().numpy()
     needed_by, index = np.divmod(order[position], t)
-    sends = [[np.flatnonzero((pooled_by == a) & (needed_by == b)) for b in range(cp)]
-             for a in range(cp)]
-    return sends, row * t + index
+    sends = []
+    for a in range(cp):
+        pooled = pooled_by == a
+        sends.append([np.flatnonzero(pooled & (needed_by == b)) for b in range(cp)])
+    destination = row * t + index
+    return sends, destination
 
 
 def renumber_crops(source, crops, n_patch):
     """Lines of pool_src, and the increasing numbers of the crops whose patches they pool -> the
     same lines for a batch that has these crops only."""
     # an entry is crop * n_patch + patch; only the crop gets another number
-    number = np.searchsorted(crops, source // n_patch)
-    return np.where(source >= 0, number * n_patch + source % n_patch, -1)
+    crop, patch = np.divmod(source, n_patch)
+    number = np.searchsorted(crops, crop)
+    return np.where(source >= 0, number * n_patch + patch, -1)
 
 
 # --------------------------------------------------------------------------------------------------
@@ -321,10 +342,12 @@ def parallelize(model, mesh, shard=0, dtype=torch.float32):
     embedding = () if model.head is None else (model.embedding,)
     # inner modules first: each unit is gathered before it runs and freed after it
     for module in (*embedding, *vit_blocks, model.vision, *model.blocks, model):
-        # the dtype in which weights are gathered; None: as stored
-        gather_dtype = dtype if isinstance(module, Block) and dtype != torch.float32 else None
-        fully_shard(module, mesh=over, mp_policy=MixedPrecisionPolicy(
-            param_dtype=gather_dtype, reduce_dtype=torch.float32, cast_forward_inputs=False))
+        gather_dtype = None  # the dtype in which weights are gathered; None: as stored
+        if isinstance(module, Block) and dtype != torch.float32:
+            gather_dtype = dtype
+        policy = MixedPrecisionPolicy(param_dtype=gather_dtype, reduce_dtype=torch.float32,
+                                      cast_forward_inputs=False)
+        fully_shard(module, mesh=over, mp_policy=policy)
         # FSDP would divide by the number of ranks, but train.py divides by the weight of the step
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)  # gloo has no reduction that also scales

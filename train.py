@@ -86,13 +86,16 @@ def build_optimizer(run, model):
     in stage 1 the connector is new and the other two are not (Table 12).
     """
     config = run.config
-    groups = {part: [p for p in parameters if p.requires_grad]
-              for part, parameters in model.parameter_groups().items() if part in config.train}
+    groups = {}
+    for part, parameters in model.parameter_groups().items():
+        if part in config.train:
+            groups[part] = [p for p in parameters if p.requires_grad]
     named = [{"params": parameters, "name": part} for part, parameters in groups.items()]
+    has_fused = run.device.type != "mps"
     # lr is 0 here, because set_learning_rates sets it before every step; weight_decay
     # is 0 as in the official code (docs/molmo2.md 10)
     optimizer = torch.optim.AdamW(named, lr=0.0, betas=config.betas, eps=config.adam_eps,
-                                  weight_decay=0.0, fused=run.device.type != "mps")
+                                  weight_decay=0.0, fused=has_fused)
     return groups, optimizer
 
 
@@ -105,15 +108,18 @@ def learning_rate(step, base, warmup, total, final=0.1):
         return base * step / warmup
     if step >= total:
         return base * final
-    cosine = math.cos(math.pi * (step - warmup) / (total - warmup))
-    return base * (final + (1 - final) * (1 + cosine) / 2)
+    angle = math.pi * (step - warmup) / (total - warmup)
+    from_1_to_0 = (1 + math.cos(angle)) / 2
+    return base * (final + (1 - final) * from_1_to_0)
 
 
 def set_learning_rates(optimizer, config, step):
+    # at most a tenth of the run, because a short run would end during the warm-up otherwise
+    longest_warmup = config.steps // 10
     for group in optimizer.param_groups:
-        base = getattr(config.lr, group["name"])
-        # at most a tenth of the run, because a short run would end during the warm-up otherwise
-        warmup = min(getattr(config.warmup, group["name"]), config.steps // 10)
+        part = group["name"]
+        base = getattr(config.lr, part)
+        warmup = min(getattr(config.warmup, part), longest_warmup)
         group["lr"] = learning_rate(step, base, warmup, config.steps, config.final_lr)
 
 
@@ -125,7 +131,9 @@ def divide_and_clip(run, groups, weight):
     """
     # With HSDP, `copies` groups of ranks have equal gradients, and the sum over all
     # ranks counts every square `copies` times.
-    copies = run.ranks.world // run.config.shard if run.config.shard else 1
+    copies = 1
+    if run.config.shard:
+        copies = run.ranks.world // run.config.shard
     # float64 on a CPU only. A GPU adds in a tree, which rounds less, and may lack memory for it.
     wide = torch.float64 if run.device.type == "cpu" else None
     gradients = {}
@@ -133,15 +141,19 @@ def divide_and_clip(run, groups, weight):
     norms = {}
     for part, parameters in groups.items():
         gradients[part] = [parallel.local(p.grad) for p in parameters if p.grad is not None]
+        squares[part] = 0.0
         of_part = [torch.linalg.vector_norm(g, dtype=wide) for g in gradients[part]]
-        # Every read makes the CPU wait for the GPU. One tolist per group gives 3 reads
-        # per step of the 4B; one per gradient would give 813 (docs/log.md).
-        squares[part] = sum(n * n for n in torch.stack(of_part).tolist()) if of_part else 0.0
+        if of_part:
+            # Every read makes the CPU wait for the GPU. One tolist per group gives 3 reads
+            # per step of the 4B; one per gradient would give 813 (docs/log.md).
+            read = torch.stack(of_part).tolist()
+            squares[part] = sum(norm * norm for norm in read)
     for part, square in all_reduce_sums(squares).items():
-        norms[part] = math.sqrt(square / copies) / weight
+        norm = math.sqrt(square / copies) / weight
+        norms[part] = norm
         if gradients[part]:
+            clip = min(run.config.clip / (norm + 1e-6), 1)
             # dividing and clipping are one pass over the gradients, in place
-            clip = min(run.config.clip / (norms[part] + 1e-6), 1)
             torch._foreach_mul_(gradients[part], clip / weight)
     return norms
 
@@ -268,7 +280,9 @@ def forward_backward(run, model, rows):
 def dropout_seed(seed, step, rank):
     """A seed for one step and one rank. A resumed run draws the same dropout, and different ranks
     draw different dropout."""
-    return int.from_bytes(hashlib.sha256(f"{seed} {step} {rank}".encode()).digest()[:7], "big")
+    text = f"{seed} {step} {rank}"
+    digest = hashlib.sha256(text.encode()).digest()
+    return int.from_bytes(digest[:7], "big")
 
 
 # --------------------------------------------------------------------------------------------------
@@ -292,7 +306,8 @@ def finish(run, model, log, report, began):
         dist.destroy_process_group()
     if run.ranks.first:
         warn(describe_unreadable(run.out))
-        report.end(run, log, scores, time.monotonic() - began)
+        seconds = time.monotonic() - began
+        report.end(run, log, scores, seconds)
 
 
 def main(argv=None, open_objective=None):
@@ -315,7 +330,8 @@ def main(argv=None, open_objective=None):
             groups, optimizer = build_optimizer(run, model)
             # before any weight is read, so that a lack of memory ends the run at once
             if run.device.type == "cuda":
-                dry_run_largest_batch(run, groups, partial(objective, run, model))
+                compute = partial(objective, run, model)
+                dry_run_largest_batch(run, groups, compute)
             fill_weights(run, model, optimizer)
             log = RunLog(run, head)
             train(run, model, groups, optimizer, objective, log, report, args.eval_every)

@@ -29,7 +29,7 @@ import packing
 from evaluation.generate import GREEDY, generate
 from evaluation.masks import find_misfit
 from evaluation.scoring import Question, annotation_of, score
-from records.errors import Unreadable, warn
+from records.errors import skipping
 from records.visual import VideoClip, read_headers, resized
 from text.prompts import kinds_and_weights, turns_of
 from text.styles import medium
@@ -91,15 +91,16 @@ def questions_of(record, info, config, max_new=None, least=1):
 
 
 def collect_questions(records, config, masks_of=None, max_new=None, least=1):
-    """Records -> [Question, ..], {where: reason}. The dict lists the records whose headers cannot
-    be read. ValueError if masks do not fit. This is checked before hours of generation start."""
+    """Records -> [Question, ..], {where: Unreadable} of the records whose headers cannot be read
+    (records.errors.skipping). ValueError if masks do not fit. This is checked before hours of
+    generation start."""
     questions = []
     skipped = {}
     for record in records:
-        try:
+        where = record["where"]
+        with skipping(skipped, where):
             info = read_headers(record, config)
-        except Unreadable as e:
-            skipped[record["where"]] = str(e)
+        if where in skipped:
             continue
         for question in questions_of(record, info, config, max_new, least):
             if masks_of and question.annotation["type"] in LOCATED and not question.is_turn:
@@ -132,7 +133,7 @@ def decode_media(question, config):
 def prompt_batches(questions, tokenizer, config, skipped):
     """Yields lists of (question, prompt), each as long as `fits` allows. If several questions of
     a batch have the same media, these are decoded once, and the prompts share the crops.
-    skipped: {where: reason}; this function adds the records that cannot be decoded."""
+    skipped: {where: Unreadable}; this function adds the records that cannot be decoded."""
     batch = []
     decoded = {}  # {where: (images, clip)} of this batch
     crops = {}
@@ -140,14 +141,13 @@ def prompt_batches(questions, tokenizer, config, skipped):
         where = question.record["where"]
         if where in skipped:
             continue
-        try:
+        with skipping(skipped, where):
             if where not in decoded:
                 decoded[where] = decode_media(question, config)
             images, clip = decoded[where]
             prompt = data.encode_prompt(images, question.turns, tokenizer, config, clip)
             prompt.id = f"{question.record['id']}/{question.index}/{question.turn}"
-        except Unreadable as e:
-            skipped[where] = str(e)
+        if where in skipped:
             continue
         if batch and not fits([*batch, (question, prompt)]):
             yield batch
@@ -193,13 +193,10 @@ def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ran
             bar.update(len(batch))
     losses = losses_of(model, tokenizer, config, mine, skipped) if with_nll else []
 
-    found = ranks.all_gather((predictions, losses, list(skipped.items())))
+    found = ranks.all_gather((predictions, losses, list(skipped)))
     by_kind = zip(*found, strict=True)
     predictions, losses, skipped = (list(chain(*parts)) for parts in by_kind)
     predictions.sort(key=lambda p: (p["id"], p["annotation"], p.get("turn", 0)))
-    skipped = dict(skipped)
-    for where, reason in skipped.items() if ranks.first else ():
-        warn(f"{where}: {reason}; skipped")
     rules = {p["hits"] for p in predictions if "hits" in p}
     return {
         **mean_scores(predictions),
@@ -260,12 +257,12 @@ def losses_of(model, tokenizer, config, records, skipped):
     whole = replace(config, max_tokens=math.inf)
     losses = []
     for record in records:
-        if record["where"] in skipped:
+        where = record["where"]
+        if where in skipped:
             continue
-        try:
+        with skipping(skipped, where):
             example = data.encode(record, tokenizer, whole, 0, 0)
-        except Unreadable as e:
-            skipped[record["where"]] = str(e)
+        if where in skipped:
             continue
         n = len(np.trim_zeros(example.bidir, "b")) + config.max_tokens  # after the visual tokens
         names = ("tokens", "targets", "weights", "pos", "visible_until", "bidir", "annotation")

@@ -99,15 +99,13 @@ def generate(model, prompts, stops, max_new, sampling=GREEDY, on_token=None, rec
     """
     device = model.norm.weight.device
     n_rows = len(prompts)
-    lengths = torch.tensor([len(p.tokens) for p in prompts], device=device)
     stops = {stops} if isinstance(stops, int) else stops
     stop_ids = torch.tensor(sorted(stops), device=device)
-    T = int(lengths.max())
-    rows = [[prompt] for prompt in prompts]
-    # share_images: if several prompts have the same crops, the ViT encodes them once
-    batch = packing.collate(rows, T, model.config.vision, share_images=True).to(device)
-    visible_until, bidir = mask_fields(batch.bidir, lengths, T + max_new)
-    cache = KVCache(model, n_rows, T + max_new)
+    x, batch, lengths = embed_prompts(model, prompts)
+    pos = batch.pos
+    n_slots = x.shape[1] + max_new
+    visible_until, bidir = mask_fields(batch.bidir, lengths, n_slots)
+    cache = KVCache(model, n_rows, n_slots)
     attends = cache.attend_functions()
     if recorder:
         attends = recorder.wrap(attends, cache, lengths)
@@ -115,9 +113,6 @@ def generate(model, prompts, stops, max_new, sampling=GREEDY, on_token=None, rec
     every_row = torch.arange(n_rows, device=device)
     counts = torch.zeros(n_rows, model.config.n_vocab, device=device)
 
-    has_images = any(p.images is not None for p in prompts)
-    x = model.embed(batch) if has_images else model.embed_tokens(batch.tokens)
-    pos = batch.pos
     last = lengths - 1  # positions of the last tokens
     done = torch.zeros(n_rows, dtype=torch.bool, device=device)
     answers = []
@@ -146,11 +141,23 @@ def generate(model, prompts, stops, max_new, sampling=GREEDY, on_token=None, rec
     return [list(takewhile(lambda token: token not in stops, row)) for row in ids]
 
 
+def embed_prompts(model, prompts):
+    """[data.Example, ..] -> embeddings (B,T,C), their Batch, and the length of each prompt."""
+    device = model.norm.weight.device
+    lengths = [len(p.tokens) for p in prompts]
+    rows = [[prompt] for prompt in prompts]
+    # share_images: if several prompts have the same crops, the ViT encodes them once
+    batch = packing.collate(rows, max(lengths), model.config.vision, share_images=True).to(device)
+    has_images = any(p.images is not None for p in prompts)
+    x = model.embed(batch) if has_images else model.embed_tokens(batch.tokens)
+    return x, batch, torch.tensor(lengths, device=device)
+
+
 def mask_fields(bidir, lengths, n_slots):
     """bidir (B,T) and lengths (B,) of prompts -> visible_until and bidir, (B,n_slots) each."""
     T = bidir.shape[1]
-    place = torch.arange(n_slots, device=bidir.device)
-    is_padding = (place >= lengths[:, None]) & (place < T)
+    position = torch.arange(n_slots, device=bidir.device)
+    is_padding = (position >= lengths[:, None]) & (position < T)
     visible_until = torch.where(is_padding, T, n_slots).int()
     return visible_until, F.pad(bidir, (0, n_slots - T))
 

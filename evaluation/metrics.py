@@ -65,13 +65,19 @@ def linear_sum_assignment(cost):
         for row in rows[1:]:
             row_potential[row] += length - shortest[column_of[row]]
         column_potential[columns] -= length - shortest[columns]
-        while column != -1:  # every row of the path takes the next column
-            row = previous_row[column]
-            row_of[column] = row
-            next_column = column_of[row]
-            column_of[row] = column
-            column = next_column
+        assign_path(column, previous_row, row_of, column_of)
     return [(row, int(column)) for row, column in enumerate(column_of)]
+
+
+def assign_path(column, previous_row, row_of, column_of):
+    """Follows a path from its last column to its start. Each of its rows takes the next column.
+    Changes row_of and column_of."""
+    while column != -1:
+        row = previous_row[column]
+        row_of[column] = row
+        next_column = column_of[row]
+        column_of[row] = column
+        column = next_column
 
 
 def match_by_distance(predicted, truth):

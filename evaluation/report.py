@@ -18,9 +18,10 @@ from PIL import Image
 
 from evaluation import pictures
 from evaluation.charts import finite, line_chart
-from evaluation.evaluate import SCORES, TYPES, collect_questions, evaluate
+from evaluation.evaluate import SCORES, TYPES, evaluate, questions_of
 from evaluation.generate import evaluation_config
 from records.errors import Unreadable, plural
+from records.visual import read_headers
 from text.styles import medium
 from toy import world
 from training.checkpoint import STEP
@@ -312,7 +313,8 @@ def first_question(run):
                 if "frames" in record.get("video", ()):
                     continue  # --video needs a video file
                 asked = [a for a in record["annotations"] if a["type"] in TYPES]
-                questions, _ = collect_questions([record | {"annotations": asked}], config)
+                info = read_headers(record, config)
+                questions = questions_of(record | {"annotations": asked}, info, config)
                 if questions:
                     paths = map(str, source.paths_of(record))
                     prompt = questions[0].turns[-1][0]

@@ -57,6 +57,17 @@ def encodable():
 
 
 @contextmanager
+def skipping(skipped, where):
+    """Ends the block at an Unreadable, prints it, and adds {where: Unreadable} to the dict
+    `skipped`. The code after the block continues. where: "file:line" of the record."""
+    try:
+        yield
+    except Unreadable as e:
+        warn(f"{where}: {e}; skipped")
+        skipped[where] = e
+
+
+@contextmanager
 def explained(path):
     """Turns an exception about what a file contains into a ValueError in one sentence."""
     try:

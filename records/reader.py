@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from records import media
-from records.errors import DataError, Unreadable, warn
+from records.errors import DataError, Unreadable, skipping, warn
 from records.media import Probes
 from records.parse import THOUSANDTHS, like_thousandths, parse, unlikely_styles, unlikely_units
 
@@ -107,10 +107,8 @@ class Records:
 
     def __iter__(self):
         for i in range(len(self)):
-            try:
+            with skipping({}, self.where(i)):
                 yield self[i]
-            except Unreadable as error:
-                warn(f"{self.where(i)}: {error}; skipped")
 
     def where(self, i):
         return f"{self.path}:{self.lines[i]}"

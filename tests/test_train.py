@@ -230,13 +230,13 @@ def test_the_seconds_of_a_step_are_without_checkpoint_picture_and_evaluation(tmp
     monkeypatch.setattr(train, "forward_backward", taking(1, train.forward_backward))
     save = taking(1000, lambda run, model, optimizer, step, position: saved.append(step))
     monkeypatch.setattr(train.checkpoint, "save", save)
-    watcher = SimpleNamespace(look=taking(10), evaluate_step=taking(100))
+    report = SimpleNamespace(look=taking(10), evaluate_step=taking(100))
     args, config = parse([*SMALL, "--micro-batch", "2", "--save-every", "0",
                           "--out", str(tmp_path)])
     run, model = train.start_run(args, config, world.mixture(0))
     log = SimpleNamespace(write=lines.append)
     train.train(run, model, *train.build_optimizer(run, model), train.forward_backward, log,
-                watcher, eval_every=1)
+                report, eval_every=1)
     assert [line["seconds"] for line in lines] == [2, 2, 2]          # two micro-batches, 1 s each
     assert saved == [1, 2]
 
@@ -249,14 +249,14 @@ def test_dropout_has_random_numbers_of_its_own_in_every_step_and_on_every_rank(
     forward_backward = train.forward_backward
     monkeypatch.setattr(train, "forward_backward", lambda *args: (
         drawn.append(torch.rand(1).item()), forward_backward(*args))[1])
-    watcher = SimpleNamespace(look=lambda *_: {})
+    report = SimpleNamespace(look=lambda *_: {})
     args, config = parse([*SMALL, "--steps", "2", "--save-every", "0", "--out", str(tmp_path)])
     for rank in (0, 1):
         run, model = start_run(args, config, world.mixture(0))
         run = dataclasses.replace(run, ranks=dataclasses.replace(run.ranks, rank=rank))
         log = SimpleNamespace(write=lambda line: None)
         train.train(run, model, *train.build_optimizer(run, model), train.forward_backward, log,
-                    watcher)
+                    report)
     assert len({*drawn}) == len(drawn) == 4
 
 

@@ -122,10 +122,10 @@ def show(value):
     return "-" if value is None else str(value)
 
 
-def print_table(title, rows):
-    """Prints {label: {column: value}} as a table. All rows have the same columns."""
-    lines = [[title, *map(str, next(iter(rows.values())))]]
-    lines += [[label, *map(show, row.values())] for label, row in rows.items()]
+def print_table(title, entries):
+    """Prints {label: {column: value}} as a table. All entries have the same columns."""
+    lines = [[title, *map(str, next(iter(entries.values())))]]
+    lines += [[label, *map(show, entry.values())] for label, entry in entries.items()]
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     for label, *cells in lines:
         aligned = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]

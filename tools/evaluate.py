@@ -112,10 +112,10 @@ def report_set(args, k, name, records, found):
     if len(found) == 1:
         return metrics
     by_frames = {str(n): metrics for n, (metrics, _) in found.items()}
-    rows = {score: {n: of_n.get(score) for n, of_n in by_frames.items()}
-            for score in SCORES if score in metrics}
-    rows["nll"] = {n: of_n["nll"].get("all") for n, of_n in by_frames.items()}
-    command.print_table(f"{name}, frames", rows)
+    entries = {score: {n: of_n.get(score) for n, of_n in by_frames.items()}
+               for score in SCORES if score in metrics}
+    entries["nll"] = {n: of_n["nll"].get("all") for n, of_n in by_frames.items()}
+    command.print_table(f"{name}, frames", entries)
     return metrics | {"by_frames": by_frames}
 
 

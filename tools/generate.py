@@ -80,9 +80,11 @@ def parse(argv):
 
 def check_drawing(parser, path, args):
     """UserError if the file of --draw cannot be written, or if it is an input of the model."""
-    kinds = [".png", ".jpg", ".jpeg", ".webp"] + [".gif"] * (args.video is not None)
-    if path.suffix.lower() not in kinds or not path.parent.is_dir():
-        parser.error(f"--draw {path}: give a {', '.join(kinds)} file in an existing folder")
+    suffixes = [".png", ".jpg", ".jpeg", ".webp"]
+    if args.video is not None:
+        suffixes.append(".gif")
+    if path.suffix.lower() not in suffixes or not path.parent.is_dir():
+        parser.error(f"--draw {path}: give a {', '.join(suffixes)} file in an existing folder")
     command.refuse_input(parser, path, filter(None, [*(args.images or ()), args.video]))
     if path.exists() and MARK not in path.read_bytes():
         parser.error(f"--draw {path}: this command has not made this file; give another name")

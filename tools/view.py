@@ -103,10 +103,10 @@ def draw_mask(row):
         allowed = attention.allow(batch.visible_until, batch.bidir, queries=queries)[0]
         counts.append(np.add.reduceat(allowed.sum(0).numpy(), np.arange(0, T, size)))
     counts = np.array(counts)
-    kinds = 1 + (batch.bidir[0] > 0)
-    kinds[batch.weights[0] > 0] = 3
-    kinds[batch.example[0] == len(row.examples)] = 0
-    pixels = 255 - counts[..., None] / size**2 * (255 - COLOURS[kinds[::size], None])
+    colour_of = 1 + (batch.bidir[0] > 0)
+    colour_of[batch.weights[0] > 0] = 3
+    colour_of[batch.example[0] == len(row.examples)] = 0
+    pixels = 255 - counts[..., None] / size**2 * (255 - COLOURS[colour_of[::size], None])
     return Image.fromarray(pixels.astype(np.uint8)), len(counts) * size, int(counts.sum())
 
 

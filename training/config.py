@@ -9,8 +9,10 @@ import argparse
 import dataclasses
 import difflib
 import inspect
+import io
 import re
 import sys
+import tokenize
 from dataclasses import dataclass, replace
 from functools import partial
 from math import inf
@@ -157,13 +159,32 @@ def choose_reader(default):
     return readers.get(type(default), type(default))
 
 
+def read_comments(config_class):
+    """-> {field: the comment beside it}. It may continue in the next lines, right of the names:
+
+        seed: int = 0  # seed of every random choice,
+                       # also of new weights
+    """
+    comments = {}
+    name = ""
+    source = io.StringIO(inspect.getsource(config_class))
+    for token in tokenize.generate_tokens(source.readline):
+        column = token.start[1]
+        if token.type == tokenize.NAME and column == 4:  # a field begins
+            name = token.string
+            comments[name] = ""
+        elif token.type == tokenize.COMMENT and column > 4:
+            comments[name] = f"{comments[name]} {token.string.strip('# ')}".strip()
+    return comments
+
+
 def describe_fields(config, prefix="", outer=""):
     """-> {dotted name: text for --help}, made of the comments beside the field and its parents."""
-    source = inspect.getsource(type(config)).replace("%", "%%")
-    comments = dict(re.findall(r"^    (\w+): .*?# *(.+)$", source, re.MULTILINE))
+    comments = read_comments(type(config))
     texts = {}
     for name, value in vars(config).items():
-        text = outer + comments.get(name, name)
+        comment = comments[name].replace("%", "%%")
+        text = outer + (comment or name)
         texts[prefix + name] = text
         if dataclasses.is_dataclass(value):
             texts |= describe_fields(value, f"{prefix}{name}.", f"{text}: ")

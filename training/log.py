@@ -154,9 +154,9 @@ def read_log(path):
     """-> the lines of a .jsonl file that are dicts. A line that is cut off, or whose "step" is not
     a number, is skipped. Without a file: []. Old names of fields are replaced by the new ones."""
     lines = []
-    for row in path.read_bytes().splitlines() if path.exists() else ():
+    for text in path.read_bytes().splitlines() if path.exists() else ():
         with suppress(ValueError):
-            lines.append(json.loads(row))
+            lines.append(json.loads(text))
     return [{OLD_NAMES.get(name, name): value for name, value in line.items()}
             for line in lines if isinstance(line, dict) and isinstance(line.get("step", 0), int)]
 

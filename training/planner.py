@@ -236,7 +236,7 @@ class PlanFile(Iterator):
             with np.load(path, allow_pickle=False) as file:
                 columns = {name: file[name] for name in file.files}
             theirs = json.loads(bytes(columns["made_for"]))
-            rows = zip(*(columns[name].tolist() for name in self.COLUMNS), strict=True)
+            entries = zip(*(columns[name].tolist() for name in self.COLUMNS), strict=True)
         except Exception as e:  # NumPy and zipfile raise many kinds of errors for other files
             raise DataError(f"--plan {path}: not a plan that tools.plan wrote: {e}") from None
         changes = list_changes(theirs, made_for)
@@ -249,7 +249,7 @@ class PlanFile(Iterator):
         self.columns = columns
         self.starts = [0, *columns["ends"].tolist()]  # of packs
         self.ids = bytes(columns["ids"]).decode().split("\0")
-        self.items = [packing.Item(*row) for row in rows]
+        self.items = [packing.Item(*entry) for entry in entries]
         self.batch = config.batch
         self.n_packs = 0
 

@@ -9,7 +9,17 @@ import model as models
 from records.errors import UserError
 from stages import tiny
 from tests.training.runs import SMALL, run, sentence
-from training.config import FIELDS, STAGES, Config, GroupRates, check, field_values, override, parse
+from training.config import (
+    FIELDS,
+    STAGES,
+    Config,
+    GroupRates,
+    check,
+    describe_fields,
+    field_values,
+    override,
+    parse,
+)
 from weights.files import config_from_dict
 
 TINY = ["--stage", "1", "--tiny"]
@@ -134,9 +144,27 @@ def test_help_lists_every_field_with_its_meaning_and_the_default_of_the_recipe(
     for name in FIELDS:
         default = text.split(f" --{name} ")[-1].split("(default ")[1]
         assert default.startswith(f"{defaults[name]!r})"), name
+    # no field has its own name in place of a meaning
+    assert not [name for name, meaning in describe_fields(Config()).items()
+                if name in FIELDS and name.endswith(meaning.split(": ")[-1])]
     assert "--clip X largest gradient norm; each parameter group is clipped by itself (" in text
     assert "--lr.llm X peak learning rates: the decoder (default" in text
     assert "--data FILE" in text
+
+
+@dataclasses.dataclass
+class Wrapped:
+    # A heading is no help.
+    rate: float = 0.5  # a share, at most
+                       # 50 % of all
+    name: str = "a # b"  # a text
+    pair: tuple = (
+        1, 2)  # two numbers
+
+
+def test_help_does_not_depend_on_how_a_comment_or_a_field_is_broken_into_lines():
+    assert describe_fields(Wrapped()) == {
+        "rate": "a share, at most 50 %% of all", "name": "a text", "pair": "two numbers"}
 
 
 def test_an_image_of_high_resolution_fits_a_pack():

@@ -102,10 +102,10 @@ def finish_late(rank, port, folder):
     run = SimpleNamespace(ranks=of_two, config=config, out=Path(folder), tokenizer=SimpleNamespace(
         save=lambda folder: None))
     monkeypatch.setattr(files, "save_data_config", lambda *_: None)
-    watcher = SimpleNamespace(
+    report = SimpleNamespace(
         scores=lambda run, model, _: [p.full_tensor() for p in model.parameters()],
         end=lambda *_: Path(folder, "ended").touch())
-    train.finish(run, model, None, watcher, 0)
+    train.finish(run, model, None, report, 0)
 
 
 def test_a_first_rank_that_writes_for_long_is_waited_for(tmp_path):
