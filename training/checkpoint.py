@@ -136,7 +136,8 @@ def find_newest(out, before=math.inf):
             sizes = {name: (folder / name).stat().st_size for name in state["files"]}
             is_whole = state.pop("sha256") == hash_without_tensors(folder, state)
             known = Reader(folder).read_metadata().state_dict_metadata
-            if known and is_whole and sizes == state["files"] and "init" in state:
+            has_fields = "init" in state and "plans" in state["loader"] and "data" in state["data"]
+            if known and is_whole and sizes == state["files"] and has_fields:
                 return Checkpoint(folder, step, state)
         if is_first_process():
             warn(f"{folder}: a file is missing or damaged, or another version of this code wrote "
