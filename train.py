@@ -44,6 +44,7 @@ from training.config import parse
 from training.log import (
     RunLog,
     StepStats,
+    describe_jump,
     describe_unreadable,
     end,
     end_if_explained,
@@ -334,6 +335,10 @@ def main(argv=None, open_objective=None):
                 dry_run_largest_batch(run, groups, compute)
             fill_weights(run, model, optimizer)
             log = RunLog(run, head)
+            if run.resume_from.step and run.ranks.first:
+                set_learning_rates(optimizer, run.config, run.resume_from.step)
+                warn(describe_jump(run, {group["name"]: group["lr"]
+                                         for group in optimizer.param_groups}))
             train(run, model, groups, optimizer, objective, log, report, args.eval_every)
             finish(run, model, log, report, began)
     # exit status 2: the user can correct it; 1: the run failed; 143 and 130: a signal ended it

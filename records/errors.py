@@ -39,6 +39,10 @@ class RankError(RunError):
     """The run failed on one rank. This rank prints the sentence."""
 
 
+class RankDataError(DataError):
+    """A DataError that one rank has found. This rank prints the sentence."""
+
+
 class Terminated(BaseException):
     """SIGTERM ends the command with status 143. The argument, if any, is the step whose checkpoint
     has been written. It is a BaseException, like KeyboardInterrupt: the code that decodes an image
@@ -96,10 +100,15 @@ def plural(n, noun):
 
 def require_file(path):
     if not os.path.isfile(path):  # Path.is_file raises for a name that is too long
-        name = str(path)[:300]
-        if not name.isascii() and sys.getfilesystemencoding() != "utf-8":
-            name = f"{name!a} has letters that your locale cannot encode; set PYTHONUTF8=1"
-        raise Unreadable("missing file", name)
+        raise Unreadable("missing file", str(path)[:300])
+
+
+def refuse_pipe(path):
+    """DataError if an input file is, for example, a named pipe, in which a command may wait for
+    ever. A path that does not exist is accepted here."""
+    if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
+        raise DataError(f"{path}: this is not a regular file; copy the content to a file, and give "
+                        "its name")
 
 
 def command_name():
@@ -110,12 +119,21 @@ def command_name():
     return f"tools.{path.stem}" if path.parent.name == "tools" else path.name
 
 
+def visible(sentence):
+    """A line of text -> the line to print on a terminal. A terminal would obey control characters,
+    so they become escapes. If the locale is not UTF-8, other letters do, too, and the line says
+    how to change this: with such a locale, files with these letters in their names are missing."""
+    is_utf8 = sys.getfilesystemencoding() == "utf-8"
+    shown = "".join(c if c.isprintable() and (is_utf8 or c.isascii()) else ascii(c)[1:-1]
+                    for c in sentence)
+    hint = "" if is_utf8 or sentence.isascii() else "; your locale is not UTF-8: set PYTHONUTF8=1"
+    return shown + hint
+
+
 def warn(text):
-    """Prints one sentence per line on stderr, above the progress bar of a run. Other control
-    characters are printed as escapes, since a terminal would obey them."""
+    """Prints one sentence per line on stderr, above the progress bar of a run."""
     for sentence in text.splitlines():
-        visible = "".join(c if c.isprintable() else repr(c)[1:-1] for c in sentence)
-        tqdm.write(f"{command_name()}: {visible}", file=sys.stderr)
+        tqdm.write(f"{command_name()}: {visible(sentence)}", file=sys.stderr)
 
 
 def is_first_process():
@@ -139,11 +157,20 @@ def lock(out, flag="--out", name="lock"):
 
 
 class Parser(argparse.ArgumentParser):
-    """Shows the first two paragraphs of `description` in --help. A mistake raises UserError."""
+    """Shows the first two paragraphs of `description` in --help. A mistake raises UserError. A
+    value that is the path of a pipe raises DataError."""
 
     def __init__(self, description, formatter_class=argparse.RawDescriptionHelpFormatter, **rest):
         text = "\n\n".join(description.split("\n\n")[:2])
         super().__init__(description=text, formatter_class=formatter_class, **rest)
+
+    def parse_known_args(self, *args, **options):
+        found, unknown = super().parse_known_args(*args, **options)
+        for value in vars(found).values():
+            for path in value if isinstance(value, list) else [value]:
+                if isinstance(path, (str, Path)):
+                    refuse_pipe(path)
+        return found, unknown
 
     def error(self, message):
         raise UserError(message)

@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 
 from records import media
-from records.errors import DataError, Unreadable, skipping, warn
+from records.errors import DataError, Unreadable, refuse_pipe, skipping, warn
 from records.media import Probes
 from records.parse import THOUSANDTHS, like_thousandths, parse, unlikely_styles, unlikely_units
 
@@ -48,6 +48,7 @@ class Records:
         self.options = {"style": style, "weight": weight}
         self.media = media_folder(self.path, media)
         self.probes = Probes(self.path.parent / f".{self.name}.videos.jsonl")
+        refuse_pipe(path)
         if self.path.suffix != ".jsonl" and os.path.exists(path):
             stop(path, conversion(self.path, media))
         try:

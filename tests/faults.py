@@ -201,7 +201,7 @@ FAST = {
     ],
     "records/errors.py": [
         "tests/tools/test_check.py",
-        ('sys.getfilesystemencoding() != "utf-8"', 'sys.getfilesystemencoding() == "utf-8"'),
+        ('sys.getfilesystemencoding() == "utf-8"', 'sys.getfilesystemencoding() != "utf-8"'),
     ],
     "records/reader.py": [
         ('record["weight"] *= self.options["weight"]', "pass"),

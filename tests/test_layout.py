@@ -43,15 +43,15 @@ MAX_FUNCTION_LINES = 57              # but for tests; 57: attention.block_mask, 
 # of Python's tokenizer. So comments, docstrings, blank lines and broken lines cost nothing, and a
 # dense line costs as much as a plain one. A change that makes a part smaller lowers its number.
 CEILINGS = {
-    "the seven modules": 16_540,
+    "the seven modules": 16_590,
     "the seven modules, tokens per statement": 12.1,
-    "imported by train.py, without evaluation/ and toy/": 51_300,
+    "imported by train.py, without evaluation/ and toy/": 51_890,
     "the same, in files": 43,
-    "all Python but tests": 142_180,
-    "tools/": 54_950,
+    "all Python but tests": 142_840,
+    "tools/": 54_990,
     "tools/bench/": 12_540,
     "tools/convert/, tools/prepare/ and tools/benchmarks.py": 22_200,
-    "tests/": 187_630,
+    "tests/": 188_320,
 }
 
 # Packages that requirements.txt does not install: functions that need one import it when they are

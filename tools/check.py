@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data import DataConfig
-from records.errors import DataError, Unreadable, plural, require_file, warn
+from records.errors import DataError, Unreadable, plural, require_file, visible, warn
 from records.media import MAX_FRAMES, read_image
 from records.parse import THOUSANDTHS, like_thousandths, unlikely_styles, unlikely_units
 from records.reader import Records
@@ -104,7 +104,7 @@ def check_file(records, config, decode_all, print_all):
             thousandths.add(may_be_thousandths(records, i, config, decode_all))
         for problem in find_problems(records, i, config, decode_all):
             if print_all or counts.total() < MAX_PRINTED:
-                print(f"{records.where(i)}: {problem.kind}: {problem.sentence}")
+                print(visible(f"{records.where(i)}: {problem.kind}: {problem.sentence}"))
             counts[problem.kind] += 1
     if thousandths - {None} == {True} and not counts["unlikely unit"]:
         print(f"{records.path}: unlikely unit: {THOUSANDTHS}")

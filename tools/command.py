@@ -50,7 +50,7 @@ def output_file(suffix, sign):
         found = Path(text)
         if found.suffix != suffix:
             raise argparse.ArgumentTypeError(f"{text}: the name must end in {suffix}")
-        if found.exists():
+        if found.is_file():
             with open(found, "rb") as file:
                 if sign not in file.read(4096):
                     raise argparse.ArgumentTypeError(
@@ -149,6 +149,8 @@ def report_errors(main):
         except (UserError, *FAILED, Unreadable, OSError, ValueError) as error:
             # a mistake of the user is the same on all ranks, so only one rank prints it
             if not isinstance(error, UserError) or os.environ.get("LOCAL_RANK", "0") == "0":
+                if isinstance(error, UnicodeEncodeError):  # by a locale that is not UTF-8
+                    error = ValueError(f"{error.object}: {error.reason}")
                 warn(str(error))
             is_full = getattr(error, "errno", 0) in FULL
             sys.exit(1 if is_full or isinstance(error, FAILED) else 2)

@@ -26,6 +26,8 @@ from tools import command, model_flags
 from toy import world
 
 TOY_VIDEO = ""  # --video without a file
+# characters other than tab and newline that a terminal would obey
+CONTROL = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f]")
 STYLED = re.compile(r"\w+( \d+)?:\s?")  # every prompt of stage 1 and of the toy starts like this
 
 
@@ -144,13 +146,14 @@ def asks_for_tracks(prompt):
 
 def make_printer(tokenizer):
     """-> a function that gets all ids of the answer so far and prints the new part of the text.
-    It prints a character when all of its bytes are generated."""
+    It prints a character when all of its bytes are generated. Control characters become escapes."""
     printed = ""
 
     def print_more(ids):
         nonlocal printed
         text = tokenizer.decode(ids).rstrip("\ufffd")
-        print(text[len(printed) :], end="", flush=True)
+        part = CONTROL.sub(lambda found: ascii(found[0])[1:-1], text[len(printed) :])
+        print(part, end="", flush=True)
         printed = text
 
     return print_more

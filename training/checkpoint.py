@@ -12,12 +12,15 @@ Therefore a run continues bit for bit if the number of ranks is the same.
 """
 
 import hashlib
+import io
 import json
+import math
 import os
 import pickle
 import re
 import shutil
 import warnings
+import zipfile
 from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
@@ -95,6 +98,10 @@ class Unpickler(pickle.Unpickler):
         return super().find_class(module, name)
 
 
+class Damaged(Exception):
+    """The bits of a stored tensor have changed. The argument is the name of its file."""
+
+
 class Reader(dcp.FileSystemReader):
     """Reads the tensors of a checkpoint. It reads .metadata with the Unpickler."""
 
@@ -102,17 +109,35 @@ class Reader(dcp.FileSystemReader):
         with open(self.path / ".metadata", "rb") as file:
             return Unpickler(file).load()
 
+    def _slice_file(self, file, info):
+        """-> the stored bytes of one tensor as a file. Damaged if they have changed. torch.save
+        stores a tensor as a zip file with a CRC-32, but torch.load does not compare it."""
+        stored = io.BytesIO(super()._slice_file(file, info).read())
+        try:
+            with zipfile.ZipFile(stored) as parts:
+                # torch can be told to write no CRC-32; then all of them are 0
+                has_crc = any(part.CRC for part in parts.infolist())
+                is_sound = not has_crc or parts.testzip() is None
+        except Exception:  # zipfile raises many kinds
+            is_sound = False
+        if not is_sound:
+            raise Damaged(info.relative_path)
+        stored.seek(0)
+        return stored
 
-def find_newest(out):
-    """-> the newest Checkpoint in `out` that is not damaged; without one, Checkpoint()."""
-    for step in list_steps(out):
+
+def find_newest(out, before=math.inf):
+    """-> the newest Checkpoint in `out` of a step below `before` whose small files are not damaged;
+    without one, Checkpoint(). Of files with tensors, only the sizes are compared here."""
+    for step in (step for step in list_steps(out) if step < before):
         folder = out / f"step-{step}"
         with suppress(Exception):  # a damaged file may raise any exception
             state = json.loads((folder / "state.json").read_bytes())
             sizes = {name: (folder / name).stat().st_size for name in state["files"]}
             is_whole = state.pop("sha256") == hash_without_tensors(folder, state)
             known = Reader(folder).read_metadata().state_dict_metadata
-            if known and is_whole and sizes == state["files"] and "init" in state:
+            has_fields = "init" in state and "plans" in state["loader"] and "data" in state["data"]
+            if known and is_whole and sizes == state["files"] and has_fields:
                 return Checkpoint(folder, step, state)
         if is_first_process():
             warn(f"{folder}: a file is missing or damaged, or another version of this code wrote "
@@ -258,8 +283,10 @@ def explain(error):
     return (str(error).splitlines() or [type(error).__name__])[0]
 
 
-def restore(folder, model, optimizer):
-    """Fills weights and optimizer state from a checkpoint that any number of ranks wrote."""
+def restore(found, model, optimizer):
+    """Fills weights and optimizer state from a Checkpoint that any number of ranks wrote. UserError
+    on all ranks if a tensor that one of them reads is damaged."""
+    folder = found.folder
     reader = Reader(folder)
     known = reader.read_metadata().state_dict_metadata
     # step() makes the AdamW state that dcp.load fills, for parameters with state in the checkpoint
@@ -272,4 +299,10 @@ def restore(folder, model, optimizer):
         dcp.load(name_tensors(model, optimizer), storage_reader=reader,
                  no_dist=not dist.is_initialized())
     except dcp.api.CheckpointException as e:
+        for error, _ in e.failures.values():
+            if isinstance(error, Damaged):
+                older = find_newest(folder.parent, found.step).step
+                raise UserError(f"--resume: {folder}: a tensor in {error} is damaged, because its "
+                                "CRC-32 differs from the stored one; delete this folder, and "
+                                f"--resume continues from step {older}") from None
         raise UserError(f"--resume: {folder} does not fit this model: {explain(e)}") from None

@@ -17,7 +17,7 @@ import numpy as np
 import data
 import packing
 import parallel
-from records.errors import DataError, RankError, Unreadable
+from records.errors import DataError, RankDataError, RankError, Unreadable
 from records.mixture import Mixture
 from training.config import Config
 from training.planner import BadRecords
@@ -89,7 +89,7 @@ class Loader:
         self.plans = self.make_plans()
         self.plans_ahead = deque()  # StepPlans whose packs were given to the decoder
         self.packs_ahead = deque()  # packs that were given to the decoder, but are not decoded yet
-        self.unreadable = BadRecords("its tokens have no loss", RankError, config.max_skip)
+        self.unreadable = BadRecords("its tokens have no loss", RankDataError, config.max_skip)
 
     def begin(self):
         """Plans the first step, so that unusable data end a run before it writes anything."""
@@ -148,7 +148,9 @@ class Loader:
         read a record, all of them have a placeholder for it."""
         examples = next(decoded)
         if isinstance(examples, Exception):
-            raise RankError(str(examples))
+            # the exit status is the same as when the planner finds the mistake first
+            kind = RankDataError if isinstance(examples, DataError) else RankError
+            raise kind(str(examples))
         reasons = [example.unreadable for example in examples]
         of_ranks = self.ranks.gather_in_row(reasons)
         reasons = [next(filter(None, each), "") for each in zip(*of_ranks, strict=True)]

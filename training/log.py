@@ -21,7 +21,15 @@ import torch
 import torch.distributed as dist
 
 import attention
-from records.errors import RankError, RunError, Unreadable, plural, warn
+from records.errors import (
+    RankDataError,
+    RankError,
+    RunError,
+    Unreadable,
+    plural,
+    visible,
+    warn,
+)
 from records.reader import Records
 from training.checkpoint import list_steps
 from training.ranks import all_reduce_sums
@@ -168,6 +176,19 @@ def read_steps(lines):
     return [by_step[step] for step in sorted(by_step)]
 
 
+def describe_jump(run, learning_rates):
+    """-> a sentence if the schedule of a resumed run does not continue the schedule before it, else
+    "". learning_rates: {group: of today's schedule, at the step of the checkpoint}."""
+    step = run.resume_from.step
+    logged = {line["step"]: line["lr"] for line in read_steps(read_log(run.out / "log.jsonl"))}
+    before = logged.get(step, {})
+    jumps = [f"{group} from {before[group]:.3g} to {now:.3g}"
+             for group, now in learning_rates.items() if before.get(group, now) != now]
+    if not jumps:
+        return ""
+    return f"after step {step} the learning rate jumps, because of new flags: {', '.join(jumps)}"
+
+
 def describe_unreadable(out):
     """-> a sentence about the records that a run could not decode, or "" if there are none."""
     counts = Counter()
@@ -253,13 +274,13 @@ CAUSES = {
 def end(status, error):
     """Ends the process and prints one sentence on stderr. An error of all ranks is printed once per
     machine. An error of one rank is printed by this rank."""
-    alone = isinstance(error, (RankError, Unreadable, OSError))
+    alone = isinstance(error, (RankError, RankDataError, Unreadable, OSError))
     joined = dist.is_initialized()
     sentence = str(error) or type(error).__name__
     if alone and joined:
         sentence = f"rank {dist.get_rank()}: {sentence}"
     if alone or os.environ.get("LOCAL_RANK", "0") == "0":
-        lines = "\n".join(f"train.py: {line}" for line in sentence.splitlines())
+        lines = "\n".join(f"train.py: {visible(line)}" for line in sentence.splitlines())
         if joined:
             lines = f"\n{lines}"  # below an unfinished progress bar
         print(lines, file=sys.stderr, flush=True)

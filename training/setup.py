@@ -221,7 +221,7 @@ def fill_weights(run, model, optimizer):
         except (OSError, ValueError) as e:
             raise UserError(f"--init {run.start.weights}: {e}") from None
     if run.resume_from.folder:
-        checkpoint.restore(run.resume_from.folder, model, optimizer)
+        checkpoint.restore(run.resume_from, model, optimizer)
 
 
 @contextmanager

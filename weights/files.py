@@ -11,6 +11,7 @@ import dataclasses
 import errno
 import hashlib
 import json
+import math
 from contextlib import contextmanager
 from itertools import accumulate
 from pathlib import Path
@@ -28,6 +29,7 @@ from weights import lora, released
 
 # The model name "toy" means these weights in the repository, while ./toy is a path.
 TOY = Path(__file__).parent.parent / "toy" / "weights"
+MAX_LAYERS = 1000  # a model with more would take minutes to build before its file is compared
 # A released folder has no data.json, so it is used with the settings of stage 3.
 RELEASED_SETTINGS = {name.removeprefix("data."): value for name, value in stage3.RECIPE.items()
                      if name.startswith("data.")}
@@ -89,7 +91,8 @@ def describe(folder):
 
 def config_from_dict(raw, like):
     """The JSON object of a configuration -> a dataclass like `like`. Missing fields get the values
-    of `like`. Raises AttributeError for an unknown field, and TypeError for a wrong type."""
+    of `like`. Raises AttributeError for an unknown field, TypeError for a wrong type, and
+    ValueError for a negative or infinite number."""
     values = {}
     for name, value in raw.items():
         default = getattr(like, name)
@@ -100,13 +103,18 @@ def config_from_dict(raw, like):
             value = tuple(value)
         elif not isinstance(value, kinds):
             raise TypeError(f"'{name}' must be of type {type(default).__name__}, not {value!r:.60}")
+        elif isinstance(value, (int, float)) and not 0 <= value < math.inf:
+            raise ValueError(f"'{name}' must be a finite number and at least 0, not {value:g}")
         values[name] = value
     return dataclasses.replace(like, **values)
 
 
-def meta_model(config):
-    """A model on the meta device, where tensors have a shape but use no memory."""
-    with torch.device("meta"):
+def meta_model(config, path="the shape of the model"):
+    """A model on the meta device, where tensors have a shape but use no memory. ValueError if no
+    model can have this shape. path: of config.json, for the message."""
+    with torch.device("meta"), explained(path):
+        n_layer = max(config.n_layer, config.vision.n_layer)
+        assert n_layer <= MAX_LAYERS, f"{n_layer} layers are more than {MAX_LAYERS}"
         return Molmo2(config)
 
 
@@ -182,7 +190,8 @@ def check_shape(path, name, tensor, shape):
 def read(folder):
     """Yields (our name, mapped tensor) of a ModelFolder. Raises ValueError with one sentence if
     names or shapes do not fit config.json."""
-    shapes = {name: t.shape for name, t in meta_model(folder.config).state_dict().items()}
+    path = folder.path / "config.json"
+    shapes = {name: t.shape for name, t in meta_model(folder.config, path).state_dict().items()}
     if folder.table is None:
         tensors = read_pickled(folder.path / "model.pt", shapes.keys())
     else:
@@ -196,7 +205,7 @@ def load(folder, dtype=torch.float32, device="cpu"):
     """-> Molmo2 in eval mode. folder: as in `describe`. dtype: None keeps the stored dtypes. Raises
     OSError or ValueError with one sentence if there is no model or its weights do not fit."""
     folder = describe(folder)
-    model = meta_model(folder.config)
+    model = meta_model(folder.config, folder.path / "config.json")
     tensors = {name: t.to(device, dtype, copy=True) for name, t in read(folder)}
     model.load_state_dict(tensors, assign=True)
     return model.eval()

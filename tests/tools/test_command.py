@@ -1,5 +1,6 @@
 """A command only writes to folders that it has made, and only replaces files of its own kind."""
 
+import os
 import subprocess
 import sys
 from contextlib import suppress
@@ -124,6 +125,20 @@ def test_a_file_of_the_user_is_not_replaced(command, flags, name, words, tmp_pat
         command.main([*flags, name])
     assert words in capsys.readouterr().err
     assert (tmp_path / name).read_text() == "mine"
+
+
+@pytest.mark.parametrize(("command", "flags"), [
+    (plan, ["--stage", "1", "--out", "a.npz", "--data"]),
+    (plan, ["--stage", "1", "--data", "r.jsonl", "--out"]),
+    (generate, [*ASK, "--video", "a.gif", "--subtitles"]),
+])
+def test_a_pipe_as_a_file_is_refused_and_not_waited_for(command, flags, tmp_path, monkeypatch,
+                                                        capsys):
+    monkeypatch.chdir(tmp_path)
+    os.mkfifo("pipe.npz")
+    with pytest.raises(SystemExit, match="2"):
+        command.main([*flags, "pipe.npz"])
+    assert "pipe.npz: this is not a regular file" in capsys.readouterr().err
 
 
 def test_the_converter_imports_neither_the_model_nor_the_trainer():

@@ -18,7 +18,7 @@ from PIL import Image
 import data
 import model
 import packing
-from records.errors import RankError
+from records.errors import RankDataError
 from tests.training import stream
 from tests.training.runs import SMALL
 from training.config import parse
@@ -196,7 +196,7 @@ def test_a_file_of_records_that_changes_ends_the_run_in_one_sentence(files, tmp_
     steps = iter(loader)
     deque(next(steps)[1], maxlen=0)
     path.write_text("\n".join([line] * 31))
-    with pytest.raises(RankError) as error:
+    with pytest.raises(RankDataError) as error:
         deque((deque(micro, maxlen=0) for _, micro in steps), maxlen=0)
     assert "changed" in str(error.value)
     assert "Traceback" not in str(error.value)
@@ -227,7 +227,7 @@ def test_a_hundred_undecodable_records_in_a_row_stop_the_run(tmp_path):
     (tmp_path / "r.jsonl").write_text("\n".join([json.dumps(line)] * 20))
     loader = stream.loader_of([tmp_path / "r.jsonl"], replace(stream.CONFIG, steps=20), rates=[1])
     words = r"the last 100 of them in a row\. The last one is .*damaged image: "
-    with pytest.raises(RankError, match=words):
+    with pytest.raises(RankDataError, match=words):
         stream.taken(loader, 20)
 
 

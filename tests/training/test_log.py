@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 import data
 import train
-from records.errors import DataError, RankError, RunError, Terminated, UserError
+from records.errors import DataError, RankDataError, RankError, RunError, Terminated, UserError
 from records.mixture import Mixture
 from records.reader import Records
 from tests.test_layout import ROOT
@@ -149,7 +149,9 @@ def test_what_one_rank_has_met_is_told_by_it_and_what_all_have_met_once(monkeypa
     monkeypatch.setattr(log.os, "_exit", lambda status: None)
     for error, local_rank, told in ((RunError("nan"), "0", "\ntrain.py: nan\n"),
                                     (RunError("nan"), "1", ""),
-                                    (RankError("full"), "1", "\ntrain.py: rank 3: full\n")):
+                                    (RankError("full"), "1", "\ntrain.py: rank 3: full\n"),
+                                    (RankDataError("\x1b[2J: changed"), "1",
+                                     "\ntrain.py: rank 3: \\x1b[2J: changed\n")):
         monkeypatch.setenv("LOCAL_RANK", local_rank)
         with pytest.raises(SystemExit):
             log.end(1, error)

@@ -19,6 +19,7 @@ import os
 import shutil
 from collections import Counter
 from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import closing, contextmanager, suppress
 from functools import partial
 from multiprocessing import active_children
@@ -29,7 +30,7 @@ from tqdm import tqdm
 
 import vision
 from data import DataConfig
-from records.errors import require_file
+from records.errors import RunError, require_file
 from records.media import MAX_FRAMES
 from records.reader import Records, stamp_of
 from records.visual import read_headers
@@ -98,10 +99,13 @@ def save(frames, folder, size, suffix):
 @contextmanager
 def open_pool(n):
     """-> an executor with n processes. After an error or Ctrl-C, they are killed in the middle of
-    their records, because a long video takes minutes."""
+    their records, because a long video takes minutes. RunError if a process was killed."""
     with ProcessPoolExecutor(n, process_context(), start_child) as workers:
         try:
             yield workers
+        except BrokenProcessPool:
+            raise RunError("a process of --workers has ended; if the machine lacks memory, use "
+                           "fewer --workers") from None
         except BaseException:
             for process in active_children():
                 process.kill()

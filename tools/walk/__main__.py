@@ -120,7 +120,8 @@ def run_tests(name, path):
                           env=os.environ | variables)
     if done.returncode == 0:
         return None
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    # "FAILED file::test[its case] - message"; a case may contain blanks
+    failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
     if not failed:
         return "the tests did not run:\n" + (done.stdout + done.stderr)[-2000:]
     meanings = (text for test, text in TESTS[name].items() if failed[1].startswith(test))

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from argparse import Namespace
 from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -218,6 +219,19 @@ def test_a_full_disk_ends_the_decoder_even_if_its_error_is_kept(tmp_path, monkey
     with pytest.raises(OSError, match="No space left") as kept:
         read(decode, tmp_path)
     assert kept and ended and not list(tmp_path.iterdir())
+
+
+class Broken(ThreadPoolExecutor):
+    def map(self, *_, **options):
+        raise BrokenProcessPool("A process in the process pool was terminated abruptly")
+
+
+def test_a_killed_worker_ends_the_command_in_one_sentence(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(frames, "ProcessPoolExecutor", lambda n, *_: Broken(n))
+    with pytest.raises(SystemExit, match="1"):
+        main(["frames", str(painted(tmp_path / "a", "red")), str(tmp_path / "out")])
+    assert "a process of --workers has ended; if the machine lacks" in capsys.readouterr().err
+    assert not (tmp_path / "out/records.jsonl").exists()
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import contextlib
 import io
 import re
+import subprocess
 
 import pytest
 
@@ -80,6 +81,15 @@ def test_a_file_that_cannot_be_checked_is_refused_in_one_sentence(tmp_path, caps
             check(tmp_path, text)
         (sentence,) = capsys.readouterr().err.splitlines()
         assert message in sentence
+
+
+def test_the_name_of_a_failed_test_is_printed_whole(monkeypatch):
+    """The case in brackets may contain blanks. A message may follow, or not."""
+    name = "tests/test_attention.py::test_mask_equals_the_official_code[one image]"
+    for message in ("", " - AssertionError: a - b"):
+        done = subprocess.CompletedProcess([], 1, f"FAILED {name}{message}\n1 failed\n", "")
+        monkeypatch.setattr(subprocess, "run", lambda *_, done=done, **options: done)
+        assert command.run_tests("allow", MINE).startswith(f"{name} fails.\n")
 
 
 @pytest.mark.slow
