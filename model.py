@@ -23,10 +23,9 @@ from functools import cache
 import torch
 import torch.nn.functional as F
 from torch import nn
-from torch.utils.checkpoint import checkpoint
 
 import attention
-from vision import SwiGLU, Vision, VisionConfig
+from vision import SwiGLU, Vision, VisionConfig, recomputed
 
 
 @dataclass(frozen=True)
@@ -138,6 +137,9 @@ def rotate(x, cos, sin):
 
 
 class Attention(nn.Module):
+    """The linear layers, norms and RoPE before attention, and the layer `out` after it. Block calls
+    `attend` between the two."""
+
     def __init__(self, config):
         super().__init__()
         self.D = config.head_dim
@@ -152,22 +154,28 @@ class Attention(nn.Module):
         self.k_norm = norm(self.D if self.norm_per_head else n_kv, config.eps)
         self.out = nn.Linear(n_q, config.n_embd, bias=False)
 
-    def forward(self, x, rope, mask, attend):  # (B,T,C)
+    def forward(self, x, rope):  # (B,T,C) -> q (B,T,H,D), k and v (B,T,G,D)
         B, T, _ = x.shape
         q, k, v = self.q(x), self.k(x), self.v(x)  # q (B,T,H*D), k and v (B,T,G*D)
         if not self.norm_per_head:
             q, k = self.q_norm(q), self.k_norm(k)
-        q, k, v = (x.view(B, T, -1, self.D) for x in (q, k, v))  # (B,T,H,D), (B,T,G,D)
+        q, k, v = (x.view(B, T, -1, self.D) for x in (q, k, v))
         if self.norm_per_head:
             q, k = self.q_norm(q), self.k_norm(k)
         # Under autocast the norms return float32 and v is bfloat16. The kernels and the
         # exchange between ranks need one dtype, and bfloat16 is half as many bytes.
         q, k = (rotate(x, *rope).to(v.dtype) for x in (q, k))
-        # attend returns (B,T,H,D); the heads are joined again before the output projection
-        return self.out(attend(q, k, v, mask).reshape(B, T, -1))
+        return q, k, v
 
 
 class Block(nn.Module):
+    """Two parts, `before` and `after`, with attention between them.
+
+    recompute: backward computes the two parts again. Attention, the most expensive function of a
+    long row, runs once. For backward the block then keeps x, q, k, v and the output of attention:
+    20.5 KiB per token of the 4B.
+    """
+
     def __init__(self, config):
         super().__init__()
         self.norm_after = config.family == "olmo"
@@ -176,13 +184,29 @@ class Block(nn.Module):
         self.attn = Attention(config)
         self.mlp = SwiGLU(config.n_embd, config.n_hidden, config.n_embd)
 
-    def forward(self, x, rope, mask, attend, drop):
+    def forward(self, x, rope, mask, attend, drop, recompute=False):  # (B,T,C) -> (B,T,C)
+        if not recompute:
+            q, k, v = self.before(x, rope)
+            return self.after(x, attend(q, k, v, mask), drop)
+        q, k, v = recomputed(self.before, x, rope)
+        attended = attend(q, k, v, mask)
+        return recomputed(self.after, x, attended, drop, preserve_rng_state=drop is not no_dropout)
+
+    def before(self, x, rope):
+        return self.attn(x if self.norm_after else self.attn_norm(x), rope)
+
+    def after(self, x, attended, drop):  # (B,T,C), (B,T,H,D) -> (B,T,C)
+        out = self.attn.out(attended.flatten(2))  # the heads are joined again
         # x itself is never normalised, so gradients pass through both sums unchanged
         if self.norm_after:
-            x = x + drop(self.attn_norm(self.attn(x, rope, mask, attend)))
+            x = x + drop(self.attn_norm(out))
             return x + drop(self.mlp_norm(self.mlp(x)))
-        x = x + drop(self.attn(self.attn_norm(x), rope, mask, attend))
+        x = x + drop(out)
         return x + drop(self.mlp(self.mlp_norm(x)))
+
+
+def no_dropout(x):
+    return x
 
 
 def dropout(residual, response, has_loss):
@@ -193,10 +217,17 @@ def dropout(residual, response, has_loss):
     larger of the two applies. has_loss: (B,T) bool.
     """
     if residual == response == 0:
-        return lambda x: x
+        return no_dropout
     probability = torch.where(has_loss, max(residual, response), residual)[..., None]  # (B,T,1)
     # F.dropout takes one probability for a whole tensor. The division keeps the expected value.
     return lambda x: x * (torch.rand_like(x) >= probability) / (1 - probability)
+
+
+def compile_for_training(module, method, dynamic):
+    # not for evaluation: every prompt has another length, so it would compile again and again
+    plain = getattr(module, method)
+    compiled = torch.compile(plain, dynamic=dynamic, fullgraph=True)  # one graph, or an error
+    setattr(module, method, lambda *inputs: (compiled if module.training else plain)(*inputs))
 
 
 # --------------------------------------------------------------------------------------------------
@@ -223,15 +254,13 @@ class Molmo2(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = RMSNorm(config.n_embd, config.eps)
         self.head = None if config.tied else nn.Linear(config.n_embd, config.n_vocab, bias=False)
-        # Two functions that others replace: parallel.share_rows does with both, compile_blocks and
-        # the attention maps of tools.play with `attend`. `route` sends features to the rank that
-        # has their tokens.
+        # Two functions that others replace: parallel.share_rows does with both, the attention maps
+        # of tools.play with `attend`. `route` sends features to the rank that has their tokens.
         self.attend = attention.attend
         self.route = lambda image_features, batch: image_features
-        # apply_recipe in training/setup.py sets these four
+        # apply_recipe in training/setup.py sets these three
         self.residual_dropout = self.response_dropout = 0.0
-        self.activation_checkpointing = False
-        self.uncheckpointed_blocks = 0
+        self.recompute = 0.0
         # Positions whose logits exist at once. 1,024 times the vocabulary of Qwen in float32 are
         # 0.6 GiB; a row of stage 2 with loss on all of its 16,384 tokens would need 9.3 GiB.
         self.nll_chunk = 1024
@@ -258,14 +287,14 @@ class Molmo2(nn.Module):
     def embed(self, batch):
         """Token embeddings (B,T,C), with the pooled features added at their <im_patch> tokens."""
         x = self.embed_tokens(batch.tokens)
-        checkpointing = self.activation_checkpointing and self.training
-        image_features = self.vision(batch.images, batch.pool_src, checkpointing)  # (M,C)
+        n = self.n_recomputed()
+        image_features = self.vision(batch.images, batch.pool_src, n)  # (M,C)
         image_features = self.route(image_features, batch).to(x.dtype)
         # The features are added to the embedding of <im_patch> and do not replace it
         # (docs/molmo2.md 1.4). An empty window adds zeros to token 0, which changes nothing.
         return x.flatten(0, 1).index_add(0, batch.pool_dst, image_features).view_as(x)
 
-    def transformer(self, x, pos, mask, attends=None, drop=lambda x: x):
+    def transformer(self, x, pos, mask, attends=None, drop=no_dropout):
         """x (B,T,C), pos (B,T), mask as `attend` takes it -> (B,T,C) after the final norm.
 
         attends: one attend function per block instead of self.attend. A KV cache needs this, since
@@ -277,19 +306,25 @@ class Molmo2(nn.Module):
         yarn = None
         if config.yarn.layers:
             yarn = rope_table(pos, *rope_frequencies(config, True, pos.device))
-        # A checkpointed block keeps only its input and is computed again in backward. The first
-        # blocks are checkpointed, because backward reaches them after it has freed the last ones.
-        n_checkpointed = 0
-        if self.activation_checkpointing and self.training:
-            n_checkpointed = len(self.blocks) - self.uncheckpointed_blocks
+        n = self.n_recomputed() - len(self.vision.vit.blocks)
         for i, block in enumerate(self.blocks):
             rope = yarn if i in config.yarn.layers else plain
             inputs = x, rope, mask, attends[i] if attends else self.attend, drop
-            if i < n_checkpointed:
-                x = checkpoint(block, *inputs, use_reentrant=False)
+            if i < n and self.recompute > 1:
+                x = recomputed(block, *inputs, preserve_rng_state=drop is not no_dropout)
             else:
-                x = block(*inputs)
+                x = block(*inputs, i < n)
         return self.norm(x)
+
+    def n_recomputed(self):
+        """How many blocks, first of the ViT and then of the decoder, backward computes again. They
+        are the first ones, because backward reaches them after it has freed the last ones.
+
+        `recompute` is their share. 2 means all blocks, and in the decoder attention, too, which
+        takes the least memory.
+        """
+        n = len(self.vision.vit.blocks) + len(self.blocks)
+        return round(min(self.recompute, 1) * n) if self.training else 0
 
     def lm_head(self, x):  # (..,C) -> (..,V)
         return F.linear(x, self.embedding.weight if self.head is None else self.head.weight)
@@ -308,33 +343,36 @@ class Molmo2(nn.Module):
         position = labelled // targets.shape[1], labelled % targets.shape[1]
         hidden, target = x[position], targets[position]  # (L,C), (L,)
 
-        def chunk(hidden, target):
-            logits = self.lm_head(hidden)  # (n,V) with n at most nll_chunk
-            # float32, because the difference below would have 2 or 3 digits in bfloat16
-            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
-            lse = logits.logsumexp(-1)
-            # -log softmax(logits)[target], written out because lse itself is needed too
-            return lse - logits.gather(1, target[:, None])[:, 0], lse
-
         # if nothing has loss, L is 0, and split gives one empty chunk
         chunks = zip(hidden.split(self.nll_chunk), target.split(self.nll_chunk), strict=True)
-        parts = [checkpoint(chunk, h, t, use_reentrant=False) for h, t in chunks]
+        parts = [recomputed(self.nll_of_chunk, *chunk) for chunk in chunks]
         nll, lse = (torch.cat(part) for part in zip(*parts, strict=True))
         zeros = nll.new_zeros(targets.shape)
         return zeros.index_put(position, nll), zeros.index_put(position, lse)
 
-    def compile_blocks(self):
-        """Compiles the blocks for training. Each is compiled by itself, so that one compilation
-        serves all equal blocks.
+    def nll_of_chunk(self, hidden, target):  # (n,C), (n,) with n at most nll_chunk -> (n,), (n,)
+        logits = self.lm_head(hidden)  # (n,V)
+        # float32, because the difference below would have 2 or 3 digits in bfloat16
+        logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
+        lse = logits.logsumexp(-1)
+        # -log softmax(logits)[target], written out because lse itself is needed too
+        return lse - logits.gather(1, target[:, None])[:, 0], lse
 
-        Attention is not part of it, because the documents differ from row to row. dynamic=True lets
-        the first dimension in the ViT, the number of crops, change without a new compilation.
+    def compile_blocks(self):
+        """Compiles the blocks, the connector and the loss for training. Each block is compiled by
+        itself, so that one compilation serves all equal blocks.
+
+        Attention is not part of it, because the documents differ from row to row. dynamic=True:
+        the numbers of crops, of visual tokens and of tokens with loss may change without a new
+        compilation.
         """
-        self.attend = torch.compiler.disable(self.attend)
         for block in self.blocks:
-            compile_for_training(block, dynamic=None)
+            compile_for_training(block, "before", dynamic=None)
+            compile_for_training(block, "after", dynamic=None)
         for block in self.vision.vit.blocks:
-            compile_for_training(block, dynamic=True)
+            compile_for_training(block, "forward", dynamic=True)
+        compile_for_training(self.vision, "connect", dynamic=True)
+        compile_for_training(self, "nll_of_chunk", dynamic=True)
 
     def parameter_groups(self):
         """{group: parameters}; each group has its own learning rate (docs/molmo2.md 10).
@@ -364,10 +402,3 @@ class Molmo2(nn.Module):
                 nn.init.normal_(module.weight, std=std or 1.0)
         nn.init.normal_(self.vision.vit.pos, std=0.02)
         return self
-
-
-def compile_for_training(block, dynamic):
-    # not for evaluation: every prompt has another length, so it would compile again and again
-    plain = block.forward
-    compiled = torch.compile(plain, dynamic=dynamic)
-    block.forward = lambda *inputs: (compiled if block.training else plain)(*inputs)

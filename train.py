@@ -268,7 +268,7 @@ def forward_backward(run, model, rows):
     # would keep all these copies: 7 GiB in a count of memory (docs/log.md). Without activation
     # checkpointing the backward pass keeps them anyway, so the cache costs nothing.
     with torch.autocast(run.device.type, run.dtype, enabled=run.dtype != torch.float32,
-                        cache_enabled=not config.activation_checkpointing):
+                        cache_enabled=config.recompute == 0):
         nll, lse = model(batch)  # float32, and 0 where there is no loss
     # A sum and not a mean, because divide_and_clip divides once per step. lse is the logarithm
     # of the softmax's denominator. The z-loss, its square, keeps lse small (docs/molmo2.md 7.2).

@@ -24,7 +24,7 @@ of the ViT and no other kind of pooling or projector, so this file has none.
 
 import math
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
@@ -237,6 +237,11 @@ def track_times(duration, max_frames, rates):
 # crops -> features
 
 
+# Activation checkpointing: recomputed(f, x) is f(x), but backward computes f again, so that only x
+# is kept. A function that draws random numbers also needs preserve_rng_state=True.
+recomputed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+
+
 class ViTBlock(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -270,7 +275,7 @@ class ViT(nn.Module):
         self.pos = nn.Parameter(torch.zeros(config.n_patch, config.n_embd))
         self.blocks = nn.ModuleList(ViTBlock(config) for _ in range(config.n_layer))
 
-    def forward(self, images, checkpointing=False):
+    def forward(self, images, n_recomputed=0):
         # 0..255 -> -1..1 as in SigLIP. It is done here and not in the loader, because
         # uint8 is a quarter of the bytes that must be copied to a GPU.
         x = images.to(self.patch.weight.dtype) / 127.5 - 1
@@ -278,7 +283,7 @@ class ViT(nn.Module):
         x = self.patch(x) + self.pos
         outputs = {}
         for i, block in enumerate(self.blocks):
-            x = checkpoint(block, x, use_reentrant=False) if checkpointing else block(x)
+            x = recomputed(block, x) if i < n_recomputed else block(x)
             # keep these only: all 25 outputs took 20 GiB more at 384 frames (docs/log.md)
             if i in self.config.feature_layers:
                 outputs[i] = x
@@ -342,8 +347,8 @@ class SwiGLU(nn.Module):
 class Vision(nn.Module):
     """images (N,P,F) uint8, pool_src (M,K) -> (M,C), zero for empty windows (all entries -1).
 
-    checkpointing: activation checkpointing. Backward computes the ViT's blocks and the pooling
-    again, so that their results need not be kept.
+    n_recomputed: how many of the first blocks of the ViT backward computes again. If there are any,
+    it computes the pooling and the projector again, too.
     """
 
     def __init__(self, config, n_hidden, n_out):
@@ -352,10 +357,10 @@ class Vision(nn.Module):
         self.pool = Pool(config)
         self.projector = SwiGLU(config.n_embd, n_hidden, n_out)
 
-    def forward(self, images, pool_src, checkpointing=False):
-        features = self.vit(images, checkpointing)
-        if checkpointing:
-            tokens = checkpoint(self.connect, features, pool_src, use_reentrant=False)
+    def forward(self, images, pool_src, n_recomputed=0):
+        features = self.vit(images, n_recomputed)
+        if n_recomputed:
+            tokens = recomputed(self.connect, features, pool_src)
         else:
             tokens = self.connect(features, pool_src)
         # The biases of Pool make empty windows non-zero. They are multiplied by 0 and

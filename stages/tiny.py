@@ -12,7 +12,7 @@ RECIPE = {
     "batch": 3,                      # with larger batches, the loss falls less in the same time
     "micro_batch": 6,                # upper limit; lowered to `batch` if that is smaller
     "pack_crops": 16,
-    "activation_checkpointing": False,                   # all activations fit in memory
+    "recompute": 0.0,                # all activations fit in memory
     "crop_bucket": 1,                # no padding, because nothing is compiled
     "lr.vit": 5e-5,                  # used with --train vit,connector,llm
     "lr.connector": 4e-4,            # lower than for the decoder, which uses its output

@@ -18,7 +18,7 @@ SMALL = models.ModelConfig(n_layer=2, n_embd=96, n_head=4, n_kv_head=2, head_dim
 
 def config_of(model, max_tokens=96, **changes):
     """A Config with this ModelConfig and small rows. `changes` sets further fields."""
-    small = {"micro_batch": 2, "pack_crops": 3, "crop_bucket": 1, "activation_checkpointing": False}
+    small = {"micro_batch": 2, "pack_crops": 3, "crop_bucket": 1, "recompute": 0.0}
     config = replace(Config(), model=model, **{**small, **changes})
     return replace(config, data=replace(config.data, max_tokens=max_tokens))
 

@@ -10,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from torch._dynamo.exc import FailOnRecompileLimitHit
 from torch._dynamo.utils import counters
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import attention
+from tools.bench.attend import rows
 
 CONFORMANCE = Path(__file__).parent / "conformance"
 CASES = json.loads((CONFORMANCE / "attention_mask.json").read_text())["cases"]
@@ -287,32 +289,109 @@ def listed(number, index):
     return torch.zeros(index.shape, dtype=torch.bool).scatter(3, index.long(), first)[:, 0]
 
 
+def pick(pairs, query, key):
+    """(B,T,T) -> (B,t,T): the lines of the positions `query` (B,t), the columns of `key` (B,T)."""
+    return pairs[torch.arange(len(pairs))[:, None, None], query[:, :, None], key[:, None]]
+
+
+def visual_first(bidir):
+    """The text before the visual tokens of an example, these tokens, then its other text, .."""
+    rows = []
+    for numbers in bidir.tolist():
+        order = []
+        for position, number in enumerate(numbers):
+            order.append((max(numbers[: position + 1]), number == 0, position))
+        rows.append([position for *_, position in sorted(order)])
+    return torch.tensor(rows)
+
+
+@pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize(("T", "size", "every"), [(43, 8, 1), (6, 8, 1), (40, 8, 2), (43, 8, 3)])
-def test_block_lists_equal_what_the_rule_allows_block_by_block(T, size, every):
+def test_block_lists_equal_what_the_rule_allows_block_by_block(T, size, every, ordered):
     """Forward uses the lists per query, and backward the lists per key. A rank of several has only
-    every second or third block of queries."""
+    every second or third block of queries. A block is whole if one half of the rule allows it."""
     rng = random.Random(T)
     kinds = torch.zeros(3)
     queries = torch.cat(torch.arange(T).split(size)[::every])
     t = len(queries)
     m, n = -(-t // size), -(-T // size)
+
+    def blocks(pairs):
+        padded = torch.zeros(2, m * size, n * size, dtype=torch.bool)
+        padded[:, :t, :T] = pairs
+        return padded.unflatten(2, (n, size)).unflatten(1, (m, size)).transpose(2, 3).flatten(3)
+
     for _ in range(PACKS):
         until, bidir, allowed = pack(rng, 2, T)
-        mask = attention.block_mask(until, bidir, None if every == 1 else queries, size)
-        allowed = allowed[:, queries]
-        padded = torch.zeros(2, m * size, n * size, dtype=torch.bool)
-        padded[:, :t, :T] = allowed
-        blocks = padded.unflatten(2, (n, size)).unflatten(1, (m, size))
-        some, whole = blocks.any(4).any(2), blocks.all(4).all(2)
+        given = None if every == 1 else queries
+        made = attention.block_mask(until, bidir, given, size, ordered)
+        query, key = queries.expand(2, t), torch.arange(T).expand(2, T)
+        if ordered:
+            query, key = queries[made.queries[0]], made.keys[0]
+            assert torch.equal(key, visual_first(bidir))
+            assert torch.equal(query, key[torch.isin(key, queries)].view(2, t))
+        causal = attention.allow(until, torch.zeros_like(bidir))
+        both_ways = (bidir[:, :, None] == bidir[:, None]) & (bidir[:, None] > 0)
+        some = blocks(pick(allowed, query, key)).any(3)
+        whole = blocks(pick(causal, query, key)).all(3)
+        whole |= blocks(pick(both_ways, query, key)).all(3)
         kinds += torch.tensor([(~some).sum(), (some & ~whole).sum(), whole.sum()])
+        mask = made.blocks if ordered else made
         assert torch.equal(listed(mask.kv_num_blocks, mask.kv_indices), some & ~whole)
         assert torch.equal(listed(mask.full_kv_num_blocks, mask.full_kv_indices), whole)
         assert torch.equal(listed(mask.q_num_blocks, mask.q_indices), (some & ~whole).mT)
         assert torch.equal(listed(mask.full_q_num_blocks, mask.full_q_indices), whole.mT)
         pairs = torch.arange(2)[:, None, None], 0, torch.arange(t)[:, None], torch.arange(T)
-        assert torch.equal(mask.mask_mod(*pairs), allowed)
+        assert torch.equal(mask.mask_mod(*pairs), pick(allowed, query, key))
         assert mask.seq_lengths == (t, T)
     assert (kinds > 0).all() or T == 6       # six tokens never fill a block of eight
+
+
+def flex_by_sdpa(q, k, v, block_mask, enable_gqa):
+    """FlexAttention has no backward on a CPU, so tests replace its kernel by SDPA with the rule."""
+    place = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
+    allowed = block_mask.mask_mod(torch.arange(len(q))[:, None, None], 0, *place)[:, None]
+    return F.scaled_dot_product_attention(q, k, v, allowed, enable_gqa=enable_gqa)
+
+
+@pytest.mark.parametrize("every", [1, 2])
+@pytest.mark.parametrize("ordered", [False, True])
+def test_tokens_are_put_into_the_order_of_the_kernel_and_back(every, ordered, monkeypatch):
+    """Forward and backward. A rank may have only every second query."""
+    monkeypatch.setattr(attention, "compiled_flex_attention", lambda: flex_by_sdpa)
+    rng = random.Random(every)
+    queries = torch.arange(0, 30, every)
+    for _ in range(PACKS):
+        until, bidir, allowed = pack(rng, 2, 30)
+        q, k, v = given = inputs(rng, 2, 30)
+        mask = attention.block_mask(until, bidir, queries, 8, ordered)
+        found = with_gradients(attention.attend(q[:, queries], k, v, mask), given)
+        expected = with_gradients(formula(*given, allowed)[:, queries], given)
+        for a, b in zip(found, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=1e-11)
+
+
+def count_blocks(row, ordered):
+    """-> number of blocks that are computed, and of those that are allowed in part."""
+    mask = attention.block_mask(row.visible_until, row.bidir, visual_first=ordered)
+    mask = mask.blocks if ordered else mask
+    partial, whole = int(mask.kv_num_blocks.sum()), int(mask.full_kv_num_blocks.sum())
+    return torch.tensor([partial + whole, partial])
+
+
+@pytest.mark.parametrize(("tokens", "count", "before", "after"), [
+    (2560, 8, 0.443, 0.425), (16384, 6, 0.442, 0.220),
+    pytest.param(36864, 4, 0.505, 0.061, marks=pytest.mark.slow)])
+def test_few_blocks_are_allowed_in_part_if_visual_tokens_come_first(tokens, count, before, after):
+    """Rows of the stream of tools.bench. With -s this prints the numbers of docs/gpu.md."""
+    several = rows(tokens, count)
+    for ordered, expected in ((False, before), (True, after)):
+        computed, partial = sum(count_blocks(row, ordered) for row in several).tolist()
+        order = "visual first" if ordered else "row"
+        print(f"{tokens} tokens, {order}: {computed} computed, {partial / computed:.1%} in part")
+        assert partial / computed == pytest.approx(expected, abs=0.001)
+    mask = attention.block_mask(several[0].visible_until, several[0].bidir)
+    assert isinstance(mask, attention.OrderedBlocks) == (tokens > 4096)
 
 
 @pytest.mark.slow
@@ -325,7 +404,7 @@ def test_flex_attention_equals_the_formula_and_is_compiled_once():
     for _ in range(PACKS):
         until, bidir, allowed = pack(rng, 1, 300)
         given = [x.detach() for x in inputs(rng, 1, 300, torch.float32, 32)]
-        out = attend(*given, attention.block_mask(until, bidir))
+        out = attend(*given, attention.block_mask(until, bidir, visual_first=True))
         torch.testing.assert_close(out.double(), formula(*given, allowed), rtol=0, atol=2e-5)
     assert counters["stats"]["unique_graphs"] == before + 1
     # No graph may be compiled now. A new length is an error, and T x T scores are not computed.

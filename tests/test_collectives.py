@@ -46,7 +46,7 @@ def worker(rank, folder):
         shard, frozen, checkpointing = case
         model = new_model()
         model.embedding.requires_grad_(not frozen)
-        model.activation_checkpointing = checkpointing
+        model.recompute = checkpointing
         parallel.parallelize(model, mesh, shard)
         for n, micro_batches in batches.items():
             called.clear()
@@ -75,9 +75,9 @@ def test_a_step_exchanges_what_it_must_and_nothing_twice(tmp_path):
         expected = {
             "all_gather_single": n * (2 * inner + 1 + (not frozen)) + 1,
             "reduce_scatter_single": n * trained_units,
-            # per layer: q, k, v together and the result, in forward and backward, and in forward
-            # again if it is recomputed; 2 for the pooled tokens
-            "all_to_all_single": n * ((6 if checkpointing else 4) * layers + 2),
+            # per layer: q, k, v together and the result, in forward and backward;
+            # 2 for the pooled tokens
+            "all_to_all_single": n * (4 * layers + 2),
         }
         if shard:
             expected["all_reduce"] = trained_units

@@ -131,7 +131,7 @@ def test_compiled_blocks_give_the_losses_and_gradients_of_plain_ones(start):
     """Packs have different numbers of crops. Activation checkpointing is on."""
     plain, _, packs = start
     compiled = copy.deepcopy(plain)
-    compiled.activation_checkpointing = True
+    compiled.recompute = 1
     compiled.compile_blocks()
     for pack in packs:
         nll, gradients = losses_and_gradients(plain, [pack])

@@ -37,21 +37,21 @@ WATCHERS = {"evaluation", "toy"}
 UNWATCHED = {"text", "stages", "records", "weights", "training"}
 TOP_LEVEL = ["attention", "vision", "model", "data", "packing", "parallel", "train"]
 MAX_FILE_LINES = 420                 # but for tests
-MAX_FUNCTION_LINES = 57              # but for tests; 57: attention.block_mask, all others 50
+MAX_FUNCTION_LINES = 50              # but for tests; 57: attention.block_mask, all others 50
 
 # What parts of the repository may measure at most, in tokens: names, operators, numbers and strings
 # of Python's tokenizer. So comments, docstrings, blank lines and broken lines cost nothing, and a
 # dense line costs as much as a plain one. A change that makes a part smaller lowers its number.
 CEILINGS = {
-    "the seven modules": 16_590,
+    "the seven modules": 17_050,
     "the seven modules, tokens per statement": 12.1,
-    "imported by train.py, without evaluation/ and toy/": 51_890,
+    "imported by train.py, without evaluation/ and toy/": 52_350,
     "the same, in files": 43,
-    "all Python but tests": 142_840,
+    "all Python but tests": 143_300,
     "tools/": 54_990,
     "tools/bench/": 12_540,
     "tools/convert/, tools/prepare/ and tools/benchmarks.py": 22_200,
-    "tests/": 188_320,
+    "tests/": 189_270,
 }
 
 # Packages that requirements.txt does not install: functions that need one import it when they are

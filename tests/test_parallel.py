@@ -164,7 +164,7 @@ def worker(rank, world, cp, accumulation, kinds, folder, shard, dtype, compiled,
         if model is None or not compiled:
             model = parallel.parallelize(new_model(*heads), mesh, shard, dtype)
             if compiled:
-                model.activation_checkpointing = True
+                model.recompute = 1
                 model.compile_blocks()
         model.zero_grad()
         rows = packs_of(kind)[mesh.dp.get_local_rank()::dp]

@@ -44,8 +44,8 @@ RUN_FILES = ("config.json", "log.jsonl", "loss.png", "scores.png", "progress.gif
 # preset and model matter only at the start of a run.
 LAYOUT_FIELDS = {
     "device", "cp", "cp_exchange", "cp_heads", "shard", "micro_batch", "workers",
-    "activation_checkpointing", "uncheckpointed_blocks", "compile", "crop_bucket", "save_every",
-    "keep", "eval_images", "max_skip", "preset", "model",
+    "recompute", "compile", "crop_bucket", "save_every", "keep", "eval_images", "max_skip",
+    "preset", "model",
 }
 METADATA_CLASSES = {  # the only ones that .metadata may contain
     "pathlib": {"PosixPath"},

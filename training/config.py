@@ -64,8 +64,7 @@ class Config:
     freeze_embedding: bool = True  # the base embedding, and a tied head, are not trained
     train: tuple = ("vit", "connector", "llm")  # which parameter groups are trained
     lora: LoraConfig = LoraConfig()
-    activation_checkpointing: bool = True  # keep only the inputs of blocks; backward reruns blocks
-    uncheckpointed_blocks: int = 0  # how many of the last decoder blocks are not checkpointed
+    recompute: float = 1.0  # share of blocks that backward computes again; 2: attention, too
     compile: bool = False  # use torch.compile on each block (not given: on a GPU without --tiny)
     crop_bucket: int = 2  # the number of crops in a batch is padded to a multiple of this
     save_every: int = 500  # steps between checkpoints; one more is saved at the end; 0: none
@@ -99,9 +98,10 @@ RANGES = {
     "data.max_tokens data.max_crops data.max_images data.max_points": (1, inf),
     "data.high_res_crops": (1, inf),
     "data.high_res_share data.multi_turn_share": (0, 1),
+    "recompute": (0, 2),
     "data.trained_crops": (0, inf),
     "data.max_frames": (1, MAX_FRAMES),
-    "shard cp_heads save_every keep workers uncheckpointed_blocks": (0, inf),
+    "shard cp_heads save_every keep workers": (0, inf),
     "lora.rank eval_images data.n_transcripts data.length_hint": (0, inf),
     "seed warmup.vit warmup.connector warmup.llm": (0, 2**63),
     "lr.vit lr.connector lr.llm final_lr z_loss max_skip": (0, 1),
@@ -129,6 +129,12 @@ def field_values(config, prefix=""):
     return values
 
 
+# {flag of an earlier version: what to do now}
+REPLACED = {
+    "--beta": "python -m examples.preferences trains on preference pairs",
+    "--activation_checkpointing": "use --recompute=1 for true, --recompute=0 for false",
+    "--uncheckpointed_blocks": "--recompute=0.7 computes the first 70 % of all blocks again",
+}
 FIELDS = field_values(Config())
 del FIELDS["stage"], FIELDS["preset"]  # make_parser adds these flags by itself
 
@@ -282,9 +288,7 @@ def parse(argv=None):
         key = unknown[0].partition("=")[0]
         near = difflib.get_close_matches(key, parser._option_string_actions, 1)
         hint = f"did you mean {near[0]}?" if near else "--help lists all"
-        if key == "--beta":
-            hint = "python -m examples.preferences trains on preference pairs"
-        parser.error(f"{key}: no such flag or field; {hint}")
+        parser.error(f"{key}: no such flag or field; {REPLACED.get(key, hint)}")
     if args.stage is None:
         parser.error("--stage is missing; choose the stage to train, as in --stage 1")
     args.fields = {name: vars(args).pop(name) for name in [*vars(args)] if name in FIELDS}

@@ -200,8 +200,7 @@ def apply_recipe(model, config):
     """Sets dropout, checkpointing, adapters and the trained parts of a model as in the recipe."""
     model.residual_dropout = config.residual_dropout
     model.response_dropout = config.response_dropout
-    model.activation_checkpointing = config.activation_checkpointing
-    model.uncheckpointed_blocks = config.uncheckpointed_blocks
+    model.recompute = config.recompute
     model.embedding.requires_grad_(not config.freeze_embedding)
     if config.lora.rank:
         lora.add_adapters(model, config.lora)

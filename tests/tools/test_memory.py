@@ -22,9 +22,8 @@ READS = {"cpu", "item", "tolist", "numpy", "nonzero", "__bool__", "__int__", "__
 
 @pytest.mark.parametrize(("dtype", "changes"), [
     (torch.float32, {}),
-    (torch.bfloat16, {"activation_checkpointing": True, "residual_dropout": 0.1}),
-    (torch.bfloat16, {"activation_checkpointing": True, "uncheckpointed_blocks": 1,
-                      "train": ("connector",)}),
+    (torch.bfloat16, {"recompute": 1.0, "residual_dropout": 0.1}),
+    (torch.bfloat16, {"recompute": 0.5, "train": ("connector",)}),
     (torch.bfloat16, {"lora": lora.LoraConfig(8), "train": ("connector", "llm")}),
 ], ids=str)
 def test_the_peaks_on_fake_tensors_are_those_of_a_real_step(dtype, changes, monkeypatch):
@@ -56,8 +55,8 @@ class NoReads(TorchFunctionMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("checkpointing", [False, True])
-def test_no_step_waits_for_a_number_that_the_gpu_computes(checkpointing, monkeypatch):
+@pytest.mark.parametrize("share", [0.0, 0.5, 1.0, 2.0])
+def test_no_step_waits_for_a_number_that_the_gpu_computes(share, monkeypatch):
     """On fake tensors, operations whose result or shape the host must read are errors."""
     step = train.forward_backward
 
@@ -66,7 +65,7 @@ def test_no_step_waits_for_a_number_that_the_gpu_computes(checkpointing, monkeyp
             return step(*args)
 
     monkeypatch.setattr(train, "forward_backward", step_without_reads)
-    config = config_of(SMALL, activation_checkpointing=checkpointing, residual_dropout=0.1)
+    config = config_of(SMALL, recompute=share, residual_dropout=0.1)
     memory.count(config, torch.bfloat16)
 
     def recipe_that_waits(model, config):
@@ -80,7 +79,7 @@ def test_no_step_waits_for_a_number_that_the_gpu_computes(checkpointing, monkeyp
 
 def test_one_of_eight_ranks_holds_its_shard_and_its_slice():
     """There are two copies of the weights, each over four ranks. Two ranks share a row."""
-    config = config_of(SMALL, pack_crops=32, max_tokens=512, activation_checkpointing=True)
+    config = config_of(SMALL, pack_crops=32, max_tokens=512, recompute=1.0)
     one = memory.count(config, torch.bfloat16).parts
     rank = memory.count(replace(config, cp=2, shard=4), torch.bfloat16, gpus=8).parts
     for part in ("weights", "gradients", "optimizer"):
@@ -115,6 +114,6 @@ def test_the_4b_with_adapters_fits_a_card_of_24_gb(capsys):
 
 
 def test_heads_and_keys_that_are_exchanged_take_a_communicator_each():
-    config = config_of(SMALL, pack_crops=32, max_tokens=512, activation_checkpointing=True)
+    config = config_of(SMALL, pack_crops=32, max_tokens=512, recompute=1.0)
     both = memory.count(replace(config, cp=4, cp_heads=2), torch.bfloat16, gpus=4).parts
     assert both["NCCL's buffers"] == 4 * memory.NCCL_BUFFERS       # all ranks, a row, heads, keys

@@ -102,7 +102,7 @@ def test_every_field_is_a_flag_of_its_type():
              tuple: lambda v: v, str: lambda v: v}
     config = field_values(config_of())
     wanted = {name: other[type(value)](value) for name, value in config.items() if name not in (
-        "stage", "preset", "uncheckpointed_blocks", "batch", "lora.rank", "deterministic",
+        "stage", "preset", "batch", "lora.rank", "deterministic",
         "beta", "data.high_res_share")}
     texts = {name: ",".join(map(str, value)) if isinstance(value, tuple) else str(value)
              for name, value in wanted.items()}
@@ -194,6 +194,8 @@ MISTAKES = [
     (["--stpes", "3"], "--stpes: no such flag or field; did you mean --steps?"),
     (["--beta=0.1"], "--beta: no such flag or field; python -m examples.preferences trains on"),
     (["--compile=maybe"], "--compile: invalid true_or_false value: 'maybe'"),
+    (["--activation-checkpointing=false"], "such flag or field; use --recompute=1 for true"),
+    (["--uncheckpointed_blocks=13"], "such flag or field; --recompute=0.7 computes the"),
     (["--betas=0.9,1"], "--betas needs two numbers from 0 to below 1"),
     (["--train", "vision"], "--train: choose one or more of vit, connector, llm"),
     (["--lr.llm=nan"], "--lr.llm nan: must be from 0 to 1"),

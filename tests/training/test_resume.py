@@ -84,7 +84,7 @@ def test_a_partial_line_is_cut_off_and_the_log_is_never_written_anew(whole, reco
 def test_another_layout_is_no_other_recipe(whole, records, tmp_path):
     """It trains on the same records. Only rounding and dropout change the loss."""
     out = back_to(whole, tmp_path / "out", 4)
-    flags = ["--micro-batch", "1", "--activation_checkpointing=true", "--crop_bucket=4", "--keep=1"]
+    flags = ["--micro-batch", "1", "--recompute=1", "--crop_bucket=4", "--keep=1"]
     assert run(out, *RECIPE, *records, "--resume", *flags) == 0
     for step in (5, 6):
         ours = logged(out)[step]

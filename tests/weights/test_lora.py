@@ -86,7 +86,7 @@ def test_adapters_are_the_same_with_activation_checkpointing_and_under_autocast(
     for k, model in enumerate(models):
         lora.add_adapters(model, ALL)
         lora.init_adapters(model, 0)
-        model.activation_checkpointing = k == 1
+        model.recompute = k == 1
         if k == 2:
             lora.hold_frozen(model, torch.bfloat16)
             assert model.blocks[0].attn.q.weight.dtype == torch.bfloat16
@@ -182,7 +182,7 @@ LAYOUTS = {"two": (2, []), "cp": (2, ["--cp", "2"]), "low": (2, ["--dtype", "bfl
 def test_two_ranks_equal_one(base, records, tmp_path, layout):
     world, flags = LAYOUTS[layout]
     recipe = [*adapters(base), "--deterministic", "--micro-batch", "1", *records,
-              "--activation_checkpointing=true", "--save-every", "3"]
+              "--recompute=1", "--save-every", "3"]
     if layout == "low":
         recipe += flags
     stderr_of(start(tmp_path / "one", *recipe))
