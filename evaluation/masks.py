@@ -9,9 +9,8 @@ the number of objects, and the masks are in the order of the sorted ids.
 
 import numpy as np
 
-from evaluation.scoring import has_boxes, object_ids, true_places
+from evaluation.scoring import has_boxes, index_of_masks, object_ids, true_places
 from records.errors import explained
-from text.tracks import seconds
 
 
 def open_masks(path):
@@ -45,7 +44,7 @@ def find_misfit(question, masks):
         wanted = (n, len(masks["times"]), *sizes[0][::-1])
         if found != wanted:
             return f"have shape {found}, but (objects, times, height, width) must be {wanted}"
-        known = {seconds(t, question.record) for t in masks["times"]}
+        known = index_of_masks(question, masks["times"])
         missing = [place.frame for place in places if place.frame not in known]
         return f"have no entry for a point at {missing[0]} s of the clip" if missing else None
     if len(masks) != n:

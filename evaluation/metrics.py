@@ -132,14 +132,13 @@ def hit_in_mask(masks):
     return lambda k, point: mask_contains(masks[k], *point[1:])
 
 
-def hit_in_video_mask(times, masks):
-    """Times (t,) in seconds and masks (n,t,h,w) bool -> the function hit(k, (seconds, x, y)): does
-    the point lie in object k at its time? Times are rounded to 0.1 s."""
-    index_of = {round(float(t), 1): i for i, t in enumerate(times)}
+def hit_in_video_mask(index_of, masks):
+    """{seconds to a tenth: number of a mask} and masks (n,t,h,w) bool -> the function
+    hit(k, (seconds, x, y)): does the point lie in object k at its time?"""
 
     def hit(k, point):
         index = index_of.get(round(point[0], 1))
-        return index is not None and mask_contains(masks[k][index], *point[1:])
+        return index is not None and mask_contains(masks[k, index], *point[1:])
 
     return hit
 

@@ -10,7 +10,7 @@ from evaluation import metrics, text_metrics
 from records.visual import MediaInfo
 from text.points import Place, parse_points, unit
 from text.styles import medium
-from text.tracks import TrackFrames, seconds, track_frames
+from text.tracks import TrackFrames, frame_time, nearest_frame, seconds, track_frames
 
 # {style: its score, a function of text_metrics.py}. Other styles use vqa_score if a question has a
 # list of answers.
@@ -117,7 +117,7 @@ def true_places(question):
         image = p.get("image", 0)
         w, h = sizes[image]
         x, y = unit(p, sizes[image])
-        frame = seconds(p["t"], record) if "t" in p else image + 1
+        frame = frame_time(p["t"], record, question.info.times) if "t" in p else image + 1
         places.append(Place(frame, number, x * w, y * h))
     return places
 
@@ -158,13 +158,17 @@ def predicted_places(question, text):
     return places
 
 
-def hit_in_clip(question, masks):
-    """Masks with times in the video file -> the function hit(k, (seconds of the clip, x, y))."""
-    times = [seconds(t, question.record) for t in masks["times"]]
+def index_of_masks(question, times):
+    """The times of masks, in seconds of the file -> {time in the text: number of a mask}. For
+    points, every frame has the nearest mask, and every mask also has its own time."""
+    record = question.record
     if question.annotation["type"] == "track":
-        asked = TrackFrames(question.annotation, question.record, question.info.times)
-        times = [asked.text_time(t) for t in masks["times"]]
-    return metrics.hit_in_video_mask(times, masks["masks"])
+        asked = TrackFrames(question.annotation, record, question.info.times)
+        return {asked.text_time(t): i for i, t in enumerate(times)}
+    own = {seconds(t, record): i for i, t in enumerate(times)}
+    frames = [frame_time(t, record, question.info.times) for t in times]
+    nearest = {frame: own[nearest_frame(frame, sorted(own))] for frame in frames}
+    return nearest | own
 
 
 def score_points(question, predicted, true, masks):
@@ -179,7 +183,8 @@ def score_points(question, predicted, true, masks):
         of_point = [sizes[p.frame - 1 if kind == "images" else 0] for p in true]
         hit = metrics.hit_nearby(true_points, of_point)
     elif kind == "video":
-        hit = hit_in_clip(question, masks)
+        index_of = index_of_masks(question, masks["times"])
+        hit = metrics.hit_in_video_mask(index_of, masks["masks"])
     else:
         hit = metrics.hit_in_mask(masks)
     if kind == "video":
@@ -198,13 +203,15 @@ def score_tracks(question, predicted, true, masks):
     for frames, places in ((tracks, predicted), (true_tracks, true)):
         for frame, object_id, x, y in places:
             frames.setdefault(frame, {}).setdefault(object_id, (x, y))
-    in_clip = hit_in_clip(question, masks) if masks is not None else None
     ids = object_ids(question.annotation)
+    if masks is not None:
+        index_of = index_of_masks(question, masks["times"])
+        in_mask = metrics.hit_in_video_mask(index_of, masks["masks"])
 
     def hit(frame, object_id, point):
         point = (frame, *point)
-        if in_clip:
-            return in_clip(ids.index(object_id), point)
+        if masks is not None:
+            return in_mask(ids.index(object_id), point)
         true_point = (frame, *true_tracks[frame][object_id])
         return metrics.hit_nearby([true_point], question.info.sizes)(0, point)
 

@@ -45,13 +45,13 @@ MAX_FUNCTION_LINES = 60              # but for tests
 CEILINGS = {
     "the seven modules": 16_300,
     "the seven modules, tokens per statement": 13.3,
-    "imported by train.py, without evaluation/ and toy/": 51_000,
+    "imported by train.py, without evaluation/ and toy/": 51_100,
     "the same, in files": 43,
-    "all Python but tests": 139_250,
+    "all Python but tests": 141_000,
     "tools/": 54_950,
     "tools/bench/": 12_540,
     "tools/convert/, tools/prepare/ and tools/benchmarks.py": 22_200,
-    "tests/": 187_350,
+    "tests/": 189_500,
 }
 
 # Packages that requirements.txt does not install: functions that need one import it when they are
