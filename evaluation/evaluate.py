@@ -169,12 +169,12 @@ def fits(batch):
 
 
 def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ranks=None,
-             with_nll=True, plain=False, sampling=GREEDY):
+             with_nll=True, reading=None, sampling=GREEDY):
     """Records from a source -> metrics, predictions sorted by record id and annotation.
 
     masks_of(record, annotation index) -> masks of this annotation (masks.py) or None.
     max_new: maximum tokens of an answer, instead of answer_limit. with_nll=False: no loss.
-    plain: see scoring.score. If the media of a record cannot be read, a warning is printed and
+    reading: see scoring.score. If the media of a record cannot be read, a warning is printed and
     the record is counted in `skipped`. Answers that ended at their token limit are counted in
     `cut`. Each of `ranks` evaluates a part of the records and needs the whole model. Its batches
     differ from those of one process, so one or two answers in 100 can differ by rounding.
@@ -189,7 +189,7 @@ def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ran
     with tqdm(total=len(questions), desc="evaluation", unit="question", leave=False,
               mininterval=1, delay=1, disable=not (questions and ranks.first)) as bar:
         for batch in prompt_batches(questions, tokenizer, config, skipped):
-            predictions += answer(model, tokenizer, batch, masks_of, plain, sampling)
+            predictions += answer(model, tokenizer, batch, masks_of, reading, sampling)
             bar.update(len(batch))
     losses = losses_of(model, tokenizer, config, mine, skipped) if with_nll else []
 
@@ -221,7 +221,7 @@ def mean_scores(predictions):
     return result | {f"n_{kind}": n[kind] for kind in TYPES}
 
 
-def answer(model, tokenizer, batch, masks_of, plain, sampling):
+def answer(model, tokenizer, batch, masks_of, reading, sampling):
     """[(question, prompt), ..] -> predictions, the lines of predictions.jsonl."""
     questions, prompts = zip(*batch, strict=True)
     longest = max(question.max_new for question in questions)
@@ -233,7 +233,7 @@ def answer(model, tokenizer, batch, masks_of, plain, sampling):
         is_located = masks_of and annotation["type"] in LOCATED and not question.is_turn
         masks = masks_of(question.record, question.index) if is_located else None
         times = question.info.times
-        scores = score(question, text, masks, plain)
+        scores = score(question, text, masks, reading)
         new = scores.keys() - {*SCORES, *NO_SCORES}
         assert not new, f"the scores {new} are not in SCORES: add them"
         predictions.append({

@@ -6,10 +6,10 @@ formulas of the scores are in metrics.py and text_metrics.py.
 
 from dataclasses import dataclass
 
-from evaluation import metrics, text_metrics
+from evaluation import metrics, official, text_metrics
 from records.visual import MediaInfo
 from text.points import Place, parse_points, unit
-from text.styles import medium
+from text.styles import UNNAMED_STYLE, medium
 from text.tracks import TrackFrames, frame_time, nearest_frame, seconds, track_frames
 
 # {style: its score, a function of text_metrics.py}. Other styles use vqa_score if a question has a
@@ -45,12 +45,22 @@ def annotation_of(annotation, turn):
     return annotation if part["type"] == "qa" else part
 
 
-def score(question, text, masks, plain=False):
+def has_published_style(annotation):
+    """Is this a question in the style of a published data set? Questions of users have no style in
+    their prompt."""
+    return annotation["type"] == "qa" and not UNNAMED_STYLE.fullmatch(annotation["style"])
+
+
+def score(question, text, masks, reading=None):
     """The text of an answer -> {name: score}. For points and tracks, the dict also contains
     `predicted`, `true` and `hits` (evaluate.py). masks: the true masks of a point or track
-    annotation (masks.py), or None. With plain, options and counts may also be written in other
-    ways than the official rules allow (text_metrics.py)."""
+    annotation (masks.py), or None. reading: "official" for the rules of official.py, "plain" for
+    those of text_metrics.py, None for official rules in the styles of published sets and plain
+    ones elsewhere."""
     annotation = question.annotation
+    plain = reading == "plain"
+    if reading is None:
+        plain = not has_published_style(annotation)
     if annotation["type"] == "caption":
         recall, precision = text_metrics.score_statements(text, annotation["text"])
         exact = text_metrics.exact_match(text, [annotation["text"]])
@@ -74,23 +84,29 @@ def score(question, text, masks, plain=False):
     }
 
 
-def score_qa(turn, style, text, plain=False):
+def score_qa(turn, style, text, plain):
     """If the true answer has an explanation, only the text after "Answer:" is scored
     (docs/molmo2.md 4.3). If several options are correct, the answer must list all, one per line."""
-    said = text.rpartition("Answer:")[2] if "explanation" in turn else text
+    rules = text_metrics if plain else official
+    if plain and "explanation" in turn:
+        text = text.rpartition("Answer:")[2]
+    lines = [text]
+    if len(turn.get("answer_idx", ())) > 1:
+        lines = text.strip().splitlines()
+    if not plain:
+        lines = [official.clean(line) for line in lines]
     if "options" in turn:
-        right = turn["answer_idx"]
-        lines = said.strip().splitlines() if len(right) > 1 else [said]
         letters = turn.get("letters", True)
-        select = text_metrics.select_option
-        chosen = {select(line, turn["options"], letters, plain) for line in lines}
-        accuracy = float(chosen == set(right))
+        chosen = {rules.select_option(line, turn["options"], letters) for line in lines}
+        accuracy = float(chosen == set(turn["answer_idx"]))
         return {"qa_accuracy": accuracy, "choice_accuracy": accuracy}
     answers = turn.get("answers") or [turn["answer"]]
-    scores = {"qa_accuracy": text_metrics.exact_match(said, answers)}
+    scores = {"qa_accuracy": rules.exact_match(lines[0], answers)}
     name = STYLE_SCORE.get(style, "vqa_score" if "answers" in turn else None)
-    if name:
-        scores[name] = getattr(text_metrics, name)(said, answers)
+    if style == "a_okvqa_da" and not plain:
+        scores["vqa_score"] = official.a_okvqa_score(lines[0], answers)
+    elif name:
+        scores[name] = getattr(rules, name)(lines[0], answers)
     return scores
 
 

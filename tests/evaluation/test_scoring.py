@@ -65,7 +65,7 @@ def test_points_in_a_conversation_are_asked_for_and_scored_as_others_are(tmp_pat
 @pytest.mark.parametrize(("turn", "style", "text", "scores"), [
     ({"answer": "12"}, "chart_qa", "12.5", {"qa_accuracy": 0, "relaxed_accuracy": 1}),
     ({"answers": ["hello", "hallo"]}, "doc_qa", "hxllo", {"qa_accuracy": 0, "anls": 0.8}),
-    ({"answers": ["cat", "cat", "a cat", "dog"]}, "vqa2", "Cat",
+    ({"answers": ["cat", "cat", "a cat", "dog"]}, "vqa2", "A cat.",
      {"qa_accuracy": 0, "vqa_score": 1}),
     ({"answers": ["cat", "dog", "cow", "elk"]}, "vqa2", "dog",
      {"qa_accuracy": 1, "vqa_score": pytest.approx(1 / 3)}),
@@ -82,17 +82,26 @@ def test_points_in_a_conversation_are_asked_for_and_scored_as_others_are(tmp_pat
      {"qa_accuracy": 1, "choice_accuracy": 1}),
 ])
 def test_a_question_is_scored_as_its_style_and_its_answers_ask_for(turn, style, text, scores):
-    assert scoring.score_qa(turn, style, text) == scores
+    for plain in (True, False):
+        assert scoring.score_qa(turn, style, text, plain) == scores
 
 
-def test_counts_and_options_are_read_by_the_official_rules_or_by_the_plain_ones(tmp_path):
+def test_answers_are_read_by_the_official_rules_only_in_published_styles(tmp_path):
     turn = {"question": "Which?", "options": ["x", "y"], "answer_idx": 1}
     records = source(tmp_path, {"image": "coins.png", "annotations": [
-        {"type": "count", "label": "coins", "count": 3}, {"type": "qa", **turn}]})
-    answers = ("Three.", "The answer is b.")
-    for plain, right in ((False, 0), (True, 1)):
-        metrics, _ = evaluate_answers(records, lambda q: answers[q.index], plain=plain)
-        assert (metrics["count_accuracy"], metrics["choice_accuracy"]) == (right, right)
+        {"type": "count", "label": "coins", "count": 3}, {"type": "qa", **turn},
+        {"type": "qa", "style": "a_okvqa_mc", **turn},
+        {"type": "qa", "style": "tally_qa", "question": "Is it?", "answer": "yes"}]})
+    answers = ("Three.", "The answer is b.", "The answer is b.", "Answer: Yes")
+    right = {None: (1, 1, 0, 1), "official": (0, 0, 0, 1), "plain": (1, 1, 1, 0)}
+    for reading, expected in right.items():
+        _, rows = evaluate_answers(records, lambda q: answers[q.index], reading=reading)
+        found = [row.get("qa_accuracy", row.get("count_accuracy")) for row in rows]
+        assert tuple(found) == expected
+    # the VQA scores of A-OKVQA compare words as they are, and those of VQA without articles
+    turn = {"answers": ["dog"] * 10}
+    assert scoring.score_qa(turn, "vqa2", "the dog", False)["vqa_score"] == 1
+    assert scoring.score_qa(turn, "a_okvqa_da", "the dog", False)["vqa_score"] == 0
 
 
 def test_points_lie_on_the_image_they_name_in_its_own_pixels(tmp_path):
