@@ -200,7 +200,7 @@ def score_points(question, predicted, true, masks):
         hit = metrics.hit_nearby(true_points, of_point)
     elif kind == "video":
         index_of = index_of_masks(question, masks["times"])
-        hit = metrics.hit_in_video_mask(index_of, masks["masks"])
+        hit = metrics.hit_in_video_mask(index_of, masks["masks"], sizes[0])
     else:
         hit = metrics.hit_in_mask(masks)
     if kind == "video":
@@ -220,16 +220,17 @@ def score_tracks(question, predicted, true, masks):
         for frame, object_id, x, y in places:
             frames.setdefault(frame, {}).setdefault(object_id, (x, y))
     ids = object_ids(question.annotation)
+    sizes = question.info.sizes
     if masks is not None:
         index_of = index_of_masks(question, masks["times"])
-        in_mask = metrics.hit_in_video_mask(index_of, masks["masks"])
+        in_mask = metrics.hit_in_video_mask(index_of, masks["masks"], sizes[0])
 
     def hit(frame, object_id, point):
         point = (frame, *point)
         if masks is not None:
             return in_mask(ids.index(object_id), point)
         true_point = (frame, *true_tracks[frame][object_id])
-        return metrics.hit_nearby([true_point], question.info.sizes)(0, point)
+        return metrics.hit_nearby([true_point], sizes)(0, point)
 
     scores = metrics.score_tracks(tracks, true_tracks, hit)
     names = {name: f"track_{name}" for name in metrics.PointScores._fields}

@@ -47,11 +47,11 @@ CEILINGS = {
     "the seven modules, tokens per statement": 13.3,
     "imported by train.py, without evaluation/ and toy/": 51_100,
     "the same, in files": 43,
-    "all Python but tests": 141_000,
-    "tools/": 54_950,
+    "all Python but tests": 142_500,
+    "tools/": 56_500,
     "tools/bench/": 12_540,
-    "tools/convert/, tools/prepare/ and tools/benchmarks.py": 22_200,
-    "tests/": 189_500,
+    "tools/convert/, tools/prepare/ and tools/benchmarks.py": 22_500,
+    "tests/": 190_500,
 }
 
 # Packages that requirements.txt does not install: functions that need one import it when they are

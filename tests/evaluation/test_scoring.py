@@ -10,7 +10,7 @@ import pytest
 
 from evaluation import evaluate as evaluation
 from evaluation import scoring
-from evaluation.masks import find_misfit, open_masks
+from evaluation.masks import decode_mask, find_misfit, open_masks
 from records.check import WORDS
 from records.visual import read_headers
 from tests.evaluation.answers import (
@@ -241,3 +241,13 @@ def test_masks_of_another_size_than_the_image_do_not_fit(tmp_path):
     assert find_misfit(question, np.ones((1, 303, 384), bool)) is None
     assert find_misfit(question, np.ones((2, 303, 384), bool)).startswith("have 2 entries, but")
     assert find_misfit(question, np.ones((1, 384, 303), bool)).startswith("have shape")
+
+
+def test_run_lengths_of_coco_are_decoded_down_the_columns():
+    """The text is what pycocotools writes for this mask."""
+    mask = np.zeros((9, 7), bool)
+    mask[2:8, 1:4] = mask[0, 6] = True
+    mask[4, 2] = False
+    numbers = [11, 6, 3, 2, 1, 3, 3, 6, 19, 1, 8]
+    for counts in (";63LN123`0KE", b";63LN123`0KE", numbers):
+        assert np.array_equal(decode_mask({"size": [9, 7], "counts": counts}), mask)
