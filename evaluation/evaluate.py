@@ -41,10 +41,12 @@ LOCATED = ("point", "track")  # scored by coordinates; masks are optional
 NO_SCORES = {"predicted", "true", "hits"}  # keys of scoring.score that are not scores
 SCORES = (
     "caption_exact", "caption_recall", "caption_precision",
-    "point_f1", "point_precision", "point_recall",  # records with one image
-    "images_point_f1", "images_point_precision", "images_point_recall",
-    "video_point_f1", "video_point_precision", "video_point_recall",
-    "count_accuracy", "count_close",  # all media; "close" allows a larger error for a video
+    # records with one image; "valid" is the share of answers with at least one point
+    "point_f1", "point_precision", "point_recall", "point_valid",
+    "images_point_f1", "images_point_precision", "images_point_recall", "images_point_valid",
+    "video_point_f1", "video_point_precision", "video_point_recall", "video_point_valid",
+    # all media; "close" allows a larger error for a video; "valid": the answer states a number
+    "count_accuracy", "count_close", "count_valid",
     "track_precision", "track_recall", "track_f1", "hota", "det_a", "ass_a",
     "qa_accuracy",  # the right option, or an exact match if there are no options
     "choice_accuracy",  # only questions with options

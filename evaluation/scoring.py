@@ -69,7 +69,8 @@ def score(question, text, masks, reading=None):
         count = metrics.count_from_text(text_metrics.plain_number(text) if plain else text)
         video = medium(question.record) == "video"
         exact, close = metrics.score_count(count, annotation["count"], video)
-        return {"count_accuracy": exact, "count_close": close}
+        valid = float(count is not None)
+        return {"count_accuracy": exact, "count_close": close, "count_valid": valid}
     if annotation["type"] == "qa":
         return score_qa(annotation["turns"][question.turn], annotation["style"], text, plain)
     true = true_places(question)
@@ -209,7 +210,8 @@ def score_points(question, predicted, true, masks):
     else:
         scores = metrics.score_images(points, true_points, hit)
     prefix = "" if kind == "image" else f"{kind}_"
-    return {f"{prefix}point_{name}": value for name, value in scores._asdict().items()}
+    values = {**scores._asdict(), "valid": float(bool(predicted))}
+    return {f"{prefix}point_{name}": value for name, value in values.items()}
 
 
 def score_tracks(question, predicted, true, masks):

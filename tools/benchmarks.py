@@ -22,11 +22,11 @@ from tools.prepare.collect import count_skips
 from tools.prepare.media import Media
 from tools.prepare.rows import check_columns, open_parquet, read_rows, source_files
 
-COUNT_SCORES = ("count_accuracy", "count_close")
-POINT_SCORES = ("point_f1", "point_precision", "point_recall")
+COUNT_SCORES = ("count_accuracy", "count_close", "count_valid")
+POINT_SCORES = ("point_f1", "point_precision", "point_recall", "point_valid")
 # of Point-Bench
 CATEGORIES = ("affordable", "counting", "reasoning", "spatial", "steerable")
-VIDEO_POINT_SCORES = ("video_point_f1", "video_point_precision", "video_point_recall")
+VIDEO_POINT_SCORES = tuple(f"video_{name}" for name in POINT_SCORES)
 TRACK_SCORES = ("track_f1", "track_precision", "track_recall", "hota", "det_a", "ass_a")
 TABLE_3 = "paper, version 4, Table 3"
 TABLE_6 = "paper, version 4, Table 6"

@@ -29,7 +29,8 @@ def test_true_answers_score_one_on_images_and_videos():
     """By nearness, without masks. Of the track, only frames that are shown."""
     records = all_records()
     metrics, predictions = evaluate_answers(records, true_answer)
-    other = ("vqa_score", "anls", "relaxed_accuracy")
+    # one annotation has no point, so its true answer has none
+    other = ("vqa_score", "anls", "relaxed_accuracy", "point_valid")
     for name in evaluation.SCORES:
         if name not in other:
             assert metrics[name] == pytest.approx(1, abs=1e-4), name
@@ -102,6 +103,20 @@ def test_answers_are_read_by_the_official_rules_only_in_published_styles(tmp_pat
     turn = {"answers": ["dog"] * 10}
     assert scoring.score_qa(turn, "vqa2", "the dog", False)["vqa_score"] == 1
     assert scoring.score_qa(turn, "a_okvqa_da", "the dog", False)["vqa_score"] == 0
+
+
+@pytest.mark.parametrize(("text", "points", "count"), [
+    ('<points coords="1 1 100 100">x</points>', 1, 1), ("There are none.", 0, 1), ("3", 0, 1),
+    ('<points coords="1 1 10 10">x</points>', 0, 0), ("I see some.", 0, 0),
+])
+def test_the_share_of_answers_that_can_be_read_stands_beside_the_scores(
+        tmp_path, text, points, count):
+    """An answer is valid, as in the official code, if it has a point, or if it states a number."""
+    point = {"type": "point", "label": "x", "coords": "unit", "points": [{"x": 0.5, "y": 0.5}]}
+    records = source(tmp_path, {"image": "coins.png", "annotations": [
+        point, {"type": "count", "label": "x", "count": 7}]})
+    metrics, _ = evaluate_answers(records, lambda q: text)
+    assert (metrics["point_valid"], metrics["count_valid"]) == (points, count)
 
 
 def test_points_lie_on_the_image_they_name_in_its_own_pixels(tmp_path):
