@@ -82,11 +82,13 @@ def score_objects(predicted, true):
 
 def score_files(predicted_path, true_path, union=False):
     """Two .npz files with an array (n,t,h,w) for each expression -> means over the expressions.
-    union: see above. UserError if a predicted array is missing or has another shape than the true masks."""
+    union: see above. UserError if a predicted array is missing or has another shape than the true
+    masks."""
     with explained(f"--predicted {predicted_path}"):
         predicted = dict(np.load(predicted_path))
     with explained(f"--masks {true_path}"):
-        true = {name: masks for name, masks in np.load(true_path).items() if masks.ndim == 4 and len(masks)}
+        true = {name: masks for name, masks in np.load(true_path).items()
+                if masks.ndim == 4 and len(masks)}
     scores = []
     for name, masks in true.items():
         found = predicted.get(name, np.empty(0))
