@@ -5,6 +5,7 @@ generate.py      generates answers: prefill, decoding with a KV cache, sampling
 scoring.py       chooses the score for each question; computes true and predicted points in pixels
 metrics.py       scores of points, counts and tracks (HOTA); the inputs are plain numbers
 text_metrics.py  scores of text: VQA, ANLS, charts, multiple-choice options, captions
+official.py      the same scores by the rules of the official code, to compare with published ones
 masks.py         reads the ground-truth masks for a file of records
 pictures.py      draws predicted and true points on images and frames
 charts.py        draws line charts

@@ -41,10 +41,12 @@ LOCATED = ("point", "track")  # scored by coordinates; masks are optional
 NO_SCORES = {"predicted", "true", "hits"}  # keys of scoring.score that are not scores
 SCORES = (
     "caption_exact", "caption_recall", "caption_precision",
-    "point_f1", "point_precision", "point_recall",  # records with one image
-    "images_point_f1", "images_point_precision", "images_point_recall",
-    "video_point_f1", "video_point_precision", "video_point_recall",
-    "count_accuracy", "count_close",  # all media; "close" allows a larger error for a video
+    # records with one image; "valid" is the share of answers with at least one point
+    "point_f1", "point_precision", "point_recall", "point_valid",
+    "images_point_f1", "images_point_precision", "images_point_recall", "images_point_valid",
+    "video_point_f1", "video_point_precision", "video_point_recall", "video_point_valid",
+    # all media; "close" allows a larger error for a video; "valid": the answer states a number
+    "count_accuracy", "count_close", "count_valid",
     "track_precision", "track_recall", "track_f1", "hota", "det_a", "ass_a",
     "qa_accuracy",  # the right option, or an exact match if there are no options
     "choice_accuracy",  # only questions with options
@@ -169,12 +171,12 @@ def fits(batch):
 
 
 def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ranks=None,
-             with_nll=True, plain=False, sampling=GREEDY):
+             with_nll=True, reading=None, sampling=GREEDY):
     """Records from a source -> metrics, predictions sorted by record id and annotation.
 
     masks_of(record, annotation index) -> masks of this annotation (masks.py) or None.
     max_new: maximum tokens of an answer, instead of answer_limit. with_nll=False: no loss.
-    plain: see scoring.score. If the media of a record cannot be read, a warning is printed and
+    reading: see scoring.score. If the media of a record cannot be read, a warning is printed and
     the record is counted in `skipped`. Answers that ended at their token limit are counted in
     `cut`. Each of `ranks` evaluates a part of the records and needs the whole model. Its batches
     differ from those of one process, so one or two answers in 100 can differ by rounding.
@@ -189,7 +191,7 @@ def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ran
     with tqdm(total=len(questions), desc="evaluation", unit="question", leave=False,
               mininterval=1, delay=1, disable=not (questions and ranks.first)) as bar:
         for batch in prompt_batches(questions, tokenizer, config, skipped):
-            predictions += answer(model, tokenizer, batch, masks_of, plain, sampling)
+            predictions += answer(model, tokenizer, batch, masks_of, reading, sampling)
             bar.update(len(batch))
     losses = losses_of(model, tokenizer, config, mine, skipped) if with_nll else []
 
@@ -218,7 +220,7 @@ def mean_scores(predictions):
     return result | {f"n_{kind}": n[kind] for kind in TYPES}
 
 
-def answer(model, tokenizer, batch, masks_of, plain, sampling):
+def answer(model, tokenizer, batch, masks_of, reading, sampling):
     """[(question, prompt), ..] -> predictions, the lines of predictions.jsonl."""
     questions, prompts = zip(*batch, strict=True)
     longest = max(question.max_new for question in questions)
@@ -230,7 +232,7 @@ def answer(model, tokenizer, batch, masks_of, plain, sampling):
         is_located = masks_of and annotation["type"] in LOCATED and not question.is_turn
         masks = masks_of(question.record, question.index) if is_located else None
         times = question.info.times
-        scores = score(question, text, masks, plain)
+        scores = score(question, text, masks, reading)
         new = scores.keys() - {*SCORES, *NO_SCORES}
         assert not new, f"the scores {new} are not in SCORES: add them"
         predictions.append({

@@ -138,14 +138,19 @@ def hit_in_mask(masks):
     return lambda k, point: mask_contains(masks[k], *point[1:])
 
 
-def hit_in_video_mask(times, masks):
-    """Times (t,) in seconds and masks (n,t,h,w) bool -> the function hit(k, (seconds, x, y)): does
-    the point lie in object k at its time? Times are rounded to 0.1 s."""
-    index_of = {round(float(t), 1): i for i, t in enumerate(times)}
+def hit_in_video_mask(index_of, masks, size):
+    """{seconds to a tenth: number of a mask}, masks (n,t,h,w) bool, and the size (width, height) of
+    the video -> the function hit(k, (seconds, x, y)): does the point lie in object k at its time?
+    Masks of another size are scaled."""
 
     def hit(k, point):
         index = index_of.get(round(point[0], 1))
-        return index is not None and mask_contains(masks[k][index], *point[1:])
+        if index is None:
+            return False
+        mask = masks[k, index]
+        scale_x = mask.shape[1] / size[0]
+        scale_y = mask.shape[0] / size[1]
+        return mask_contains(mask, point[1] * scale_x, point[2] * scale_y)
 
     return hit
 

@@ -6,11 +6,11 @@ formulas of the scores are in metrics.py and text_metrics.py.
 
 from dataclasses import dataclass
 
-from evaluation import metrics, text_metrics
+from evaluation import metrics, official, text_metrics
 from records.visual import MediaInfo
 from text.points import Place, parse_points, unit
-from text.styles import medium
-from text.tracks import TrackFrames, seconds, track_frames
+from text.styles import UNNAMED_STYLE, medium
+from text.tracks import TrackFrames, frame_time, nearest_frame, seconds, track_frames
 
 # {style: its score, a function of text_metrics.py}. Other styles use vqa_score if a question has a
 # list of answers.
@@ -45,12 +45,22 @@ def annotation_of(annotation, turn):
     return annotation if part["type"] == "qa" else part
 
 
-def score(question, text, masks, plain=False):
+def has_published_style(annotation):
+    """Is this a question in the style of a published data set? Questions of users have no style in
+    their prompt."""
+    return annotation["type"] == "qa" and not UNNAMED_STYLE.fullmatch(annotation["style"])
+
+
+def score(question, text, masks, reading=None):
     """The text of an answer -> {name: score}. For points and tracks, the dict also contains
     `predicted`, `true` and `hits` (evaluate.py). masks: the true masks of a point or track
-    annotation (masks.py), or None. With plain, options and counts may also be written in other
-    ways than the official rules allow (text_metrics.py)."""
+    annotation (masks.py), or None. reading: "official" for the rules of official.py, "plain" for
+    those of text_metrics.py, None for official rules in the styles of published sets and plain
+    ones elsewhere."""
     annotation = question.annotation
+    plain = reading == "plain"
+    if reading is None:
+        plain = not has_published_style(annotation)
     if annotation["type"] == "caption":
         recall, precision = text_metrics.score_statements(text, annotation["text"])
         exact = text_metrics.exact_match(text, [annotation["text"]])
@@ -59,7 +69,8 @@ def score(question, text, masks, plain=False):
         count = metrics.count_from_text(text_metrics.plain_number(text) if plain else text)
         video = medium(question.record) == "video"
         exact, close = metrics.score_count(count, annotation["count"], video)
-        return {"count_accuracy": exact, "count_close": close}
+        valid = float(count is not None)
+        return {"count_accuracy": exact, "count_close": close, "count_valid": valid}
     if annotation["type"] == "qa":
         return score_qa(annotation["turns"][question.turn], annotation["style"], text, plain)
     true = true_places(question)
@@ -74,23 +85,29 @@ def score(question, text, masks, plain=False):
     }
 
 
-def score_qa(turn, style, text, plain=False):
+def score_qa(turn, style, text, plain):
     """If the true answer has an explanation, only the text after "Answer:" is scored
     (docs/molmo2.md 4.3). If several options are correct, the answer must list all, one per line."""
-    said = text.rpartition("Answer:")[2] if "explanation" in turn else text
+    rules = text_metrics if plain else official
+    if plain and "explanation" in turn:
+        text = text.rpartition("Answer:")[2]
+    lines = [text]
+    if len(turn.get("answer_idx", ())) > 1:
+        lines = text.strip().splitlines()
+    if not plain:
+        lines = [official.clean(line) for line in lines]
     if "options" in turn:
-        right = turn["answer_idx"]
-        lines = said.strip().splitlines() if len(right) > 1 else [said]
         letters = turn.get("letters", True)
-        select = text_metrics.select_option
-        chosen = {select(line, turn["options"], letters, plain) for line in lines}
-        accuracy = float(chosen == set(right))
+        chosen = {rules.select_option(line, turn["options"], letters) for line in lines}
+        accuracy = float(chosen == set(turn["answer_idx"]))
         return {"qa_accuracy": accuracy, "choice_accuracy": accuracy}
     answers = turn.get("answers") or [turn["answer"]]
-    scores = {"qa_accuracy": text_metrics.exact_match(said, answers)}
+    scores = {"qa_accuracy": rules.exact_match(lines[0], answers)}
     name = STYLE_SCORE.get(style, "vqa_score" if "answers" in turn else None)
-    if name:
-        scores[name] = getattr(text_metrics, name)(said, answers)
+    if style == "a_okvqa_da" and not plain:
+        scores["vqa_score"] = official.a_okvqa_score(lines[0], answers)
+    elif name:
+        scores[name] = getattr(rules, name)(lines[0], answers)
     return scores
 
 
@@ -117,7 +134,7 @@ def true_places(question):
         image = p.get("image", 0)
         w, h = sizes[image]
         x, y = unit(p, sizes[image])
-        frame = seconds(p["t"], record) if "t" in p else image + 1
+        frame = frame_time(p["t"], record, question.info.times) if "t" in p else image + 1
         places.append(Place(frame, number, x * w, y * h))
     return places
 
@@ -158,13 +175,17 @@ def predicted_places(question, text):
     return places
 
 
-def hit_in_clip(question, masks):
-    """Masks with times in the video file -> the function hit(k, (seconds of the clip, x, y))."""
-    times = [seconds(t, question.record) for t in masks["times"]]
+def index_of_masks(question, times):
+    """The times of masks, in seconds of the file -> {time in the text: number of a mask}. For
+    points, every frame has the nearest mask, and every mask also has its own time."""
+    record = question.record
     if question.annotation["type"] == "track":
-        asked = TrackFrames(question.annotation, question.record, question.info.times)
-        times = [asked.text_time(t) for t in masks["times"]]
-    return metrics.hit_in_video_mask(times, masks["masks"])
+        asked = TrackFrames(question.annotation, record, question.info.times)
+        return {asked.text_time(t): i for i, t in enumerate(times)}
+    own = {seconds(t, record): i for i, t in enumerate(times)}
+    frames = [frame_time(t, record, question.info.times) for t in times]
+    nearest = {frame: own[nearest_frame(frame, sorted(own))] for frame in frames}
+    return nearest | own
 
 
 def score_points(question, predicted, true, masks):
@@ -179,7 +200,8 @@ def score_points(question, predicted, true, masks):
         of_point = [sizes[p.frame - 1 if kind == "images" else 0] for p in true]
         hit = metrics.hit_nearby(true_points, of_point)
     elif kind == "video":
-        hit = hit_in_clip(question, masks)
+        index_of = index_of_masks(question, masks["times"])
+        hit = metrics.hit_in_video_mask(index_of, masks["masks"], sizes[0])
     else:
         hit = metrics.hit_in_mask(masks)
     if kind == "video":
@@ -188,7 +210,8 @@ def score_points(question, predicted, true, masks):
     else:
         scores = metrics.score_images(points, true_points, hit)
     prefix = "" if kind == "image" else f"{kind}_"
-    return {f"{prefix}point_{name}": value for name, value in scores._asdict().items()}
+    values = {**scores._asdict(), "valid": float(bool(predicted))}
+    return {f"{prefix}point_{name}": value for name, value in values.items()}
 
 
 def score_tracks(question, predicted, true, masks):
@@ -198,15 +221,18 @@ def score_tracks(question, predicted, true, masks):
     for frames, places in ((tracks, predicted), (true_tracks, true)):
         for frame, object_id, x, y in places:
             frames.setdefault(frame, {}).setdefault(object_id, (x, y))
-    in_clip = hit_in_clip(question, masks) if masks is not None else None
     ids = object_ids(question.annotation)
+    sizes = question.info.sizes
+    if masks is not None:
+        index_of = index_of_masks(question, masks["times"])
+        in_mask = metrics.hit_in_video_mask(index_of, masks["masks"], sizes[0])
 
     def hit(frame, object_id, point):
         point = (frame, *point)
-        if in_clip:
-            return in_clip(ids.index(object_id), point)
+        if masks is not None:
+            return in_mask(ids.index(object_id), point)
         true_point = (frame, *true_tracks[frame][object_id])
-        return metrics.hit_nearby([true_point], question.info.sizes)(0, point)
+        return metrics.hit_nearby([true_point], sizes)(0, point)
 
     scores = metrics.score_tracks(tracks, true_tracks, hit)
     names = {name: f"track_{name}" for name in metrics.PointScores._fields}

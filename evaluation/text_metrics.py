@@ -1,5 +1,6 @@
 """Scores of answers as text, between 0 and 1: exact match, VQA, ANLS, relaxed accuracy,
-multiple-choice options, captions (docs/molmo2.md 13)."""
+multiple-choice options, captions (docs/molmo2.md 13). The rules are plain: they also read answers
+that a person understands and the official rules (official.py) do not."""
 
 import re
 import string
@@ -45,11 +46,15 @@ def normalize_vqa_answer(text):
     return " ".join(FULL_FORM.get(word, word) for word in words)
 
 
+def count_agreed(text, answers, normalize):
+    """How many of the answers equal the text after `normalize`?"""
+    return [*map(normalize, answers)].count(normalize(text))
+
+
 def vqa_score(text, answers):
     """min(n / 3, 1) if n of the annotators gave this answer. With fewer than three annotators, the
     fraction who gave this answer."""
-    normal = normalize_vqa_answer(text)
-    agreed = sum(normalize_vqa_answer(answer) == normal for answer in answers)
+    agreed = count_agreed(text, answers, normalize_vqa_answer)
     return min(agreed / min(3, len(answers)), 1.0)
 
 
@@ -100,21 +105,19 @@ def relaxed_accuracy(text, answers, tolerance=0.05):
     return float(any(right(answer) for answer in answers))
 
 
-# The label of an option: the form in the official code, and other forms that people write.
-LABEL = re.compile(r"^\(?([a-z])(?:[).:]|$)")
+# the label of an option, in the forms that people write
 STATED_LABEL = re.compile(r"(?:^|\banswer\W*(?:is\b)?)\W*([a-z])(?=[).:,*]|\W*$)")
 
 
-def select_option(text, options, letters=True, plain=False):
+def select_option(text, options, letters=True):
     """The number of the option that a text selects, or None if the text is empty.
 
     The first rule that applies is used:
     1. The text is an option in full, with or without its label: "B. blue" or "blue".
-    2. The options have letters, and the text starts with a label: "b", "(B)", "B: ..".
+    2. The options have letters, and the text states one: "b", "(B)", "B: ..", "Answer: B",
+       "**B**", "The answer is b."
     3. The text contains exactly one of the options.
-    4. The option with the smallest edit distance, the first of equals. As in the official code,
-       no answer is rejected.
-    plain: rule 2 also accepts labels such as "Answer: B", "**B**" and "The answer is b."
+    4. The option with the smallest edit distance, the first of equals.
     """
     said = normalize_blanks(text)
     names = [normalize_blanks(option) for option in options]
@@ -124,7 +127,7 @@ def select_option(text, options, letters=True, plain=False):
         labelled = f"{string.ascii_lowercase[k]}. {name}".rstrip(". ")
         if said.rstrip(".") in (name.rstrip("."), labelled):
             return k
-    labels = (STATED_LABEL if plain else LABEL).findall(said) if letters else []
+    labels = STATED_LABEL.findall(said) if letters else []
     if labels and ord(labels[-1]) - ord("a") < len(options):
         return ord(labels[-1]) - ord("a")
     named = [k for k, name in enumerate(names)

@@ -45,13 +45,13 @@ MAX_FUNCTION_LINES = 50              # but for tests; 57: attention.block_mask, 
 CEILINGS = {
     "the seven modules": 17_050,
     "the seven modules, tokens per statement": 12.1,
-    "imported by train.py, without evaluation/ and toy/": 52_350,
+    "imported by train.py, without evaluation/ and toy/": 52_430,
     "the same, in files": 43,
-    "all Python but tests": 143_300,
-    "tools/": 54_990,
+    "all Python but tests": 145_430,
+    "tools/": 56_020,
     "tools/bench/": 12_540,
-    "tools/convert/, tools/prepare/ and tools/benchmarks.py": 22_200,
-    "tests/": 189_270,
+    "tools/convert/, tools/prepare/ and tools/benchmarks.py": 22_420,
+    "tests/": 191_490,
 }
 
 # Packages that requirements.txt does not install: functions that need one import it when they are

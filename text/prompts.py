@@ -19,10 +19,25 @@ import re
 from text import choices, styles
 from text.points import format_points, format_tracks, unit
 from text.styles import chance, medium, parts_of, pick
-from text.tracks import TrackFrames, points_on_frames, seconds, track_frames, track_rate
+from text.tracks import TrackFrames, frame_time, points_on_frames, seconds, track_frames, track_rate
 
+# "How many metres" asks for an amount: nobody answers it by pointing at each metre.
+AMOUNT = (
+    r"years|months|weeks|days|hours|minutes|((tera|giga|mega|deci|kilo|micro|centi|milli|nano|pico"
+    r"|deca)?meters|metres)|acres|leagues|fathoms|hectares|(nautical|square|sq) miles|miles"
+    r"|((square|sq) )?(inches|ft)|(square|sq) feet|((square|passing) )?yards|dollars|cents|pounds"
+    r"|euros|seed|mph|kph|more|fewer|less|likes|cubic|gallons|quarts|(fluid )?ounces|pints|weight"
+    r"|tons|(different )?ways|degrees|calories|hertz|horsepower|psi|atmospheres"
+    r"|[a-z]*(seconds|liters|grams|bytes|watts)"
+)
+TOTAL = r"(total count|count|total number|total amount|total|number|num|amount)"
+# The questions that the official detector finds (docs/molmo2.md 4.3).
 COUNTING = re.compile(
-    r"\b(how many|count|counts|counting|the (total )?(number|amount) of)\b", re.IGNORECASE
+    rf"(?!approximately).*\b(how ?many (?!{AMOUNT})"
+    r"|(?<!do not )(count|tally) (all|every|each|the) |(there are|a total of) _{3,4}"
+    rf"|(what|(what's|what (is|was|were)|states?|indicates?) the( exact| precise)?) {TOTAL} of "
+    rf"(?!{AMOUNT}|money|the))\b",
+    re.IGNORECASE | re.DOTALL,
 )
 SYSTEM = "System: {}\n"  # a system text, in front of the first question (docs/molmo2.md 4.1)
 
@@ -46,7 +61,7 @@ def turns_of(annotation, record, sizes, config, rng, times=None):
         if part["type"] == "track":
             return track_turn(part, record, sizes[0], config, rng, times)
         assert part["type"] in ("point", "count"), f"no words for a {part['type']}"
-        return point_turn(part, record, sizes, config, rng)
+        return point_turn(part, record, sizes, config, rng, times)
 
     turns = [turn_of(part) for part in annotation.get("turns", [annotation])]
     if None in turns:
@@ -172,7 +187,7 @@ def qa_turn(turn, style, record, config, rng):
         most = max(counts.values())
         answer = pick(rng, [text for text, n in counts.items() if n == most])
         on_images = style in ("user_qa", "correction_qa") and medium(record) in ("image", "images")
-        if randomize and on_images and COUNTING.search(question):
+        if randomize and on_images and COUNTING.match(question):
             # this sentence distinguishes it from questions that are answered with points
             question = pick(rng, styles.TEMPLATES["no_points"]) + question
         elif randomize and styles.TASK_OF_STYLE.get(style) == "short_answer":
@@ -204,14 +219,14 @@ def question_text(question):
     return re.sub(r"(?<=\w)\0+(?=\w)", " ", text).replace("\0", "")
 
 
-def point_turn(annotation, record, sizes, config, rng):
+def point_turn(annotation, record, sizes, config, rng, times):
     """A point or count annotation (docs/molmo2.md 5.2). sizes: of all images."""
     mode = pick(rng, annotation["mode"])
     style = annotation.get("style") or styles.STYLES[medium(record)][mode]
     known = styles.TASK_OF_STYLE.get(style) in styles.POINT_TASKS
     question = annotation.get("question")
     label = pick(rng, annotation["labels"]) if "label" in annotation else question
-    if "label" in annotation and medium(record) != "video":
+    if "label" in annotation and medium(record) == "image":
         label = label.lower()
     if mode == "point" and len(annotation["mode"]) > 1 and "label" in annotation:
         question = None  # the user's question is for the modes that state a number
@@ -220,7 +235,7 @@ def point_turn(annotation, record, sizes, config, rng):
     if known and not config.prefix_all and not question:
         text = draw_template(mode, record, rng).format(label=label)
         if medium(record) == "images" and annotation["type"] == "point":
-            text, images = select_images(text, len(sizes), rng)
+            text, images = select_images(text, len(sizes), mode, rng)
     question = add_style(style, text, config, rng)
     if annotation["type"] == "count":
         return question, str(annotation["count"]) if annotation["count"] else "There are none."
@@ -229,21 +244,22 @@ def point_turn(annotation, record, sizes, config, rng):
     for point in annotation["points"]:
         image = point.get("image", 0)
         if image in images:
-            frame = seconds(point["t"], record) if medium(record) == "video" else image + 1
+            frame = image + 1 if "t" not in point else frame_time(point["t"], record, times)
             groups.setdefault(frame, []).append(unit(point, sizes[image]))
     return question, format_points(sorted(groups.items()), label, mode, config.separator)
 
 
-def select_images(text, n_images, rng):
-    """-> (text, images). 50 % of the questions are about some of the images, and name them. 25 %
-    say "all images", and 25 % name none. The answer has only the points of the chosen images."""
+def select_images(text, n_images, mode, rng):
+    """-> (text, images). 50 % of the questions are about some of the images, and name them. The
+    others say "all images", but half of those that require no number do not say it. The answer has
+    only the points of the chosen images (docs/molmo2.md 5.2)."""
     images = range(n_images)
     if chance(rng, 0.5):
         order = rng.permutation(n_images)
         n_selected = 1 + int(rng.choice(n_images))
         images = sorted(int(k) for k in order[:n_selected])
         names = ", ".join(f"image_{k + 1}" for k in images)
-    elif chance(rng, 0.5):
+    elif mode == "point" and chance(rng, 0.5):
         return text, images
     else:
         names = "all images"
@@ -277,8 +293,9 @@ def track_turn(annotation, record, size, config, rng, times):
     known = styles.TASK_OF_STYLE.get(style) in styles.TRACK_TASKS
     if known and not config.prefix_all and "question" not in annotation:
         rate = track_rate(annotation)
-        names_rate = rate == 1 or (rate == 2 and not chance(rng, 0.5))
-        suffix = pick(rng, styles.TEMPLATES["rate_suffix"]).format(fps=rate) if names_rate else ""
+        # in half of the prompts, 2 frames per second is not named (docs/molmo2.md 5.3)
+        unnamed = rate is None or (rate == 2 and mode != "from_point" and chance(rng, 0.5))
+        suffix = "" if unnamed else pick(rng, styles.TEMPLATES["rate_suffix"]).format(fps=rate)
         template = draw_template(mode, record, rng)
         text = template.format(label=label, rate=suffix, tag=start_tag)
     question = add_style(style, text, config, rng)

@@ -5,6 +5,7 @@ import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -14,21 +15,25 @@ from PIL import Image
 from records.errors import UserError, explained, plural
 from records.media import image_size, open_image
 from records.reader import Records
+from tools import video_benchmarks
 from tools.command import print_table
 from tools.prepare.annotations import require, xy_points
 from tools.prepare.collect import count_skips
 from tools.prepare.media import Media
 from tools.prepare.rows import check_columns, open_parquet, read_rows, source_files
 
-COUNT_SCORES = ("count_accuracy", "count_close")
-POINT_SCORES = ("point_f1", "point_precision", "point_recall")
+COUNT_SCORES = ("count_accuracy", "count_close", "count_valid")
+POINT_SCORES = ("point_f1", "point_precision", "point_recall", "point_valid")
 # of Point-Bench
 CATEGORIES = ("affordable", "counting", "reasoning", "spatial", "steerable")
+VIDEO_POINT_SCORES = tuple(f"video_{name}" for name in POINT_SCORES)
+TRACK_SCORES = ("track_f1", "track_precision", "track_recall", "hota", "det_a", "ass_a")
+TABLE_3 = "paper, version 4, Table 3"
 TABLE_6 = "paper, version 4, Table 6"
 
 
-def read_tables(source, columns):
-    for path in source_files([source], "test"):
+def read_tables(source, columns, split="test"):
+    for path in source_files([source], split):
         yield from read_rows(path, columns)
 
 
@@ -51,9 +56,9 @@ def read_rows_with_a_mask(source, columns):
             yield row
 
 
-# Layouts: an entry (row) and the Media folder -> its image, its annotation, and what else answers
-# are compared with. An entry without an image, or with a mask that does not fit, is skipped here,
-# because the model needs hours to generate the answers.
+# Layouts: an entry (row) and the Media folder -> its image, or {"video": ..}, its annotation, and
+# what else answers are compared with. An entry without an image, or with a mask that does not fit,
+# is skipped here, because the model needs hours to generate the answers.
 
 
 def count_question(question, count):
@@ -175,6 +180,17 @@ BENCHMARKS = {
         {"Molmo2-4B": 67.7, "Molmo2-8B": 68.7, "Molmo2-O-7B": 66.5},
         "allenai/molmo2, issue 18, as corrected in April 2026",
         read=read_rows_with_a_mask, media="source", score=score_by_category, max_new=256),
+    "molmo2-videopoint": Benchmark(
+        video_benchmarks.timed_points, video_benchmarks.POINTS_COLUMNS, VIDEO_POINT_SCORES,
+        {"Molmo2-4B": 39.9, "Molmo2-8B": 38.4, "Molmo2-O-7B": 35.8}, TABLE_3,
+        read=partial(read_tables, split="val"), media="url", has_masks=True),
+    "molmo2-videocount": Benchmark(
+        video_benchmarks.counted_objects, video_benchmarks.COUNT_COLUMNS, COUNT_SCORES,
+        {"Molmo2-4B": 34.3, "Molmo2-8B": 35.5, "Molmo2-O-7B": 33.2}, TABLE_3,
+        read=partial(read_tables, split="val"), media="url"),
+    "molmo2-videotrack": Benchmark(
+        video_benchmarks.tracked_objects, video_benchmarks.TRACK_COLUMNS, TRACK_SCORES,
+        {"Molmo2-4B": 57.5}, "paper, version 4, Table 5", media="url", has_masks=True),
 }
 
 
@@ -193,9 +209,12 @@ class Loaded:
         return self.point_masks if BENCHMARKS[self.name].has_masks else None
 
     def point_masks(self, record, index):
+        truth = self.truths[record["id"]]
+        if "video" in record:
+            return {"times": truth.times, "masks": truth}
         # a label without points has one mask, which is empty
         n_points = len(record["annotations"][index]["points"])
-        return to_masks(self.truths[record["id"]])[:n_points]
+        return to_masks(truth)[:n_points]
 
 
 def load(name, source, media_folder, work):
@@ -208,7 +227,7 @@ def load(name, source, media_folder, work):
     benchmark = BENCHMARKS[name]
     root = {"inside": work, "source": source, "url": media_folder}[benchmark.media]
     if not root:
-        raise UserError(f"--benchmark {name} needs --media, the folder of the fetched images")
+        raise UserError(f"--benchmark {name} needs --media, the folder of the fetched files")
     loaded = Loaded(name)
     media = Media(root)
     lines = []
@@ -231,11 +250,15 @@ def to_record(row, loaded, media):
     benchmark = BENCHMARKS[loaded.name]
     for column in benchmark.columns.replace("?", "").split():
         require(row.get(column) is not None, f"no {column}")
-    image, annotation, truth = benchmark.layout(row, media)
-    image_size(media.root / image["path"])  # Unreadable if it cannot be opened
+    visual, annotation, truth = benchmark.layout(row, media)
+    if "video" in visual:
+        require((media.root / visual["video"]["path"]).is_file(), "missing file")
+    else:
+        image_size(media.root / visual["path"])  # Unreadable if it cannot be opened
+        visual = {"image": visual}
     record_id = f"{loaded.name}-{loaded.n_rows}"
     loaded.truths[record_id] = truth
-    return {"id": record_id, "image": image, "annotations": [annotation]}
+    return {"id": record_id, **visual, "annotations": [annotation]}
 
 
 def summary(loaded, metrics, predictions):

@@ -49,9 +49,10 @@ def parse(argv):
     add("--draw", metavar="DIR", help="write pictures of predicted and true points to this folder")
     add("--out", default=".", help="folder for predictions.jsonl (default: here)")
     add("--overwrite", action="store_true", help="replace predictions.jsonl and the pictures")
-    add("--read-answers", choices=("official", "plain"), default="official", help=(
-        'plain also accepts answers such as "Answer: D", "**B**", "three", "1,234", "No cats." '
-        "(default official)"))
+    add("--read-answers", choices=("official", "plain"), help=(
+        'plain also accepts answers such as "**B**", "The answer is D", "three", "1,234", "No '
+        'cats." (default: official for --benchmark and for questions in the styles of published '
+        "sets, plain for others)"))
     add("--max-new", type=command.positive, help=(
         "maximum number of tokens in an answer (default: 12 to 4096, by the kind of answer)"))
     args = parser.parse_args(argv)
@@ -61,6 +62,8 @@ def parse(argv):
     if len(args.masks or []) > len(args.data):
         parser.error(f"--masks has {len(args.masks)} files, but --data has {len(args.data)}: "
                      "give one masks file per data file, in the same order")
+    if args.benchmark and not args.read_answers:
+        args.read_answers = "official"
     args.predictions = Path(args.out, "predictions.jsonl")
     drawn = Path(args.draw).glob("*.png") if args.draw else ()
     for path in (args.predictions, *drawn):
@@ -87,7 +90,7 @@ def evaluate_set(args, loaded, name, records, masks_of, ranks):
         found[n] = evaluate(
             model, tokenizer, evaluation_config(config, n), records, masks_of,
             max_new=args.max_new, ranks=ranks, with_nll=not args.benchmark,
-            plain=args.read_answers == "plain", sampling=args.sampling)
+            reading=args.read_answers, sampling=args.sampling)
         if found[n][0]["skipped"] == len(records):
             raise UserError(f"{name}: {plural(len(records), 'record')}, but none can be evaluated")
     return found
@@ -154,8 +157,8 @@ def main(argv=None):
         if benchmark:
             last_line = benchmarks.summary(benchmark, *found[0][None])
             benchmarks.print_scores(last_line)
-        if args.read_answers == "plain":  # these scores do not follow the official rules
-            last_line |= {"read_answers": "plain"}
+        if args.read_answers:
+            last_line |= {"read_answers": args.read_answers}
         command.print_line(last_line)
 
 

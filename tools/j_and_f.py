@@ -3,8 +3,10 @@
     python -m tools.j_and_f --predicted segmenter.npz --masks true.npz
 
 J is the intersection over union, and F is the F1 of the boundaries, as DAVIS computes it. Both are
-computed for the union of all objects of an expression, as in MeViS, and not for each object, and
-averaged over frames and expressions.
+computed for every true object of an expression, and averaged over frames, objects and expressions
+(paper: appendix C). Predicted and true objects are paired one to one so that the sum of J&F is
+largest. A true object without a pair is compared with an empty mask. With --union, the union of all
+objects of an expression is compared instead, as in MeViS.
 """
 
 import json
@@ -12,6 +14,7 @@ import math
 
 import numpy as np
 
+from evaluation.metrics import linear_sum_assignment
 from records.errors import UserError, explained
 from tools.command import make_parser, report_errors
 
@@ -59,29 +62,45 @@ def boundary_f(predicted, true, tolerance=0.008):
 
 
 def j_and_f(predicted, true):
-    """Two masks (t,h,w) bool of all objects that an expression refers to, in the same frames
-    -> {"j", "f", "j_and_f"}, which are means over the frames."""
+    """Two masks (t,h,w) bool of an object, in the same frames -> {"j", "f", "j_and_f"}, which are
+    means over the frames."""
     pairs = list(zip(predicted, true, strict=True))
     j = float(np.mean([jaccard(a, b) for a, b in pairs]))
     f = float(np.mean([boundary_f(a, b) for a, b in pairs]))
     return {"j": j, "f": f, "j_and_f": (j + f) / 2}
 
 
-def score_files(predicted_path, true_path):
+def score_objects(predicted, true):
+    """Masks (n,t,h,w) bool of predicted and of true objects -> the scores of j_and_f, as means over
+    the true objects."""
+    absent = np.zeros((len(true), *true.shape[1:]), bool)  # if objects are missing, these are used
+    table = [[j_and_f(mask, other) for other in [*predicted, *absent]] for mask in true]
+    values = np.array([[scores["j_and_f"] for scores in row] for row in table])
+    best = [table[k][i] for k, i in linear_sum_assignment(-values)]
+    return {key: float(np.mean([scores[key] for scores in best])) for key in best[0]}
+
+
+def score_files(predicted_path, true_path, union=False):
     """Two .npz files with an array (n,t,h,w) for each expression -> means over the expressions.
-    UserError if a predicted array is missing or has another shape than the true masks."""
+    union: see above. UserError if a predicted array is missing or has another shape than the true
+    masks."""
     with explained(f"--predicted {predicted_path}"):
         predicted = dict(np.load(predicted_path))
     with explained(f"--masks {true_path}"):
-        true = {name: masks for name, masks in np.load(true_path).items() if masks.ndim == 4}
+        true = {name: masks for name, masks in np.load(true_path).items()
+                if masks.ndim == 4 and len(masks)}
     scores = []
     for name, masks in true.items():
         found = predicted.get(name, np.empty(0))
         if found.shape[1:] != masks.shape[1:]:
             raise UserError(f"--predicted {predicted_path}: '{name}' has the shape "
                             f"{found.shape}, but the true masks have {masks.shape}")
-        # as in MeViS, the union of all objects of an expression is scored
-        scores.append(j_and_f(found.astype(bool).any(0), masks.astype(bool).any(0)))
+        found = found.astype(bool)
+        masks = masks.astype(bool)
+        if union:
+            found = found.any(0, keepdims=True)
+            masks = masks.any(0, keepdims=True)
+        scores.append(score_objects(found, masks))
     if not scores:
         raise UserError(f"--masks {true_path}: the file has no array (n,t,h,w)")
     means = {key: float(np.mean([s[key] for s in scores])) for key in scores[0]}
@@ -94,8 +113,10 @@ def main(argv=None):
     what = 'arrays (n,t,h,w), named "record id/annotation number"'
     parser.add_argument("--predicted", required=True, help=f".npz of predicted masks: {what}")
     parser.add_argument("--masks", required=True, help=f".npz of true masks: {what}")
+    parser.add_argument("--union", action="store_true",
+                        help="compare the union of all objects of an expression, as in MeViS")
     args = parser.parse_args(argv)
-    print(json.dumps(score_files(args.predicted, args.masks)))
+    print(json.dumps(score_files(args.predicted, args.masks, args.union)))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ import pytest
 
 from evaluation import evaluate as evaluation
 from evaluation import scoring
-from evaluation.masks import find_misfit, open_masks
+from evaluation.masks import decode_mask, find_misfit, open_masks
 from records.check import WORDS
 from records.visual import read_headers
 from tests.evaluation.answers import (
@@ -29,7 +29,8 @@ def test_true_answers_score_one_on_images_and_videos():
     """By nearness, without masks. Of the track, only frames that are shown."""
     records = all_records()
     metrics, predictions = evaluate_answers(records, true_answer)
-    other = ("vqa_score", "anls", "relaxed_accuracy")
+    # one annotation has no point, so its true answer has none
+    other = ("vqa_score", "anls", "relaxed_accuracy", "point_valid")
     for name in evaluation.SCORES:
         if name not in other:
             assert metrics[name] == pytest.approx(1, abs=1e-4), name
@@ -65,7 +66,7 @@ def test_points_in_a_conversation_are_asked_for_and_scored_as_others_are(tmp_pat
 @pytest.mark.parametrize(("turn", "style", "text", "scores"), [
     ({"answer": "12"}, "chart_qa", "12.5", {"qa_accuracy": 0, "relaxed_accuracy": 1}),
     ({"answers": ["hello", "hallo"]}, "doc_qa", "hxllo", {"qa_accuracy": 0, "anls": 0.8}),
-    ({"answers": ["cat", "cat", "a cat", "dog"]}, "vqa2", "Cat",
+    ({"answers": ["cat", "cat", "a cat", "dog"]}, "vqa2", "A cat.",
      {"qa_accuracy": 0, "vqa_score": 1}),
     ({"answers": ["cat", "dog", "cow", "elk"]}, "vqa2", "dog",
      {"qa_accuracy": 1, "vqa_score": pytest.approx(1 / 3)}),
@@ -82,17 +83,40 @@ def test_points_in_a_conversation_are_asked_for_and_scored_as_others_are(tmp_pat
      {"qa_accuracy": 1, "choice_accuracy": 1}),
 ])
 def test_a_question_is_scored_as_its_style_and_its_answers_ask_for(turn, style, text, scores):
-    assert scoring.score_qa(turn, style, text) == scores
+    for plain in (True, False):
+        assert scoring.score_qa(turn, style, text, plain) == scores
 
 
-def test_counts_and_options_are_read_by_the_official_rules_or_by_the_plain_ones(tmp_path):
+def test_answers_are_read_by_the_official_rules_only_in_published_styles(tmp_path):
     turn = {"question": "Which?", "options": ["x", "y"], "answer_idx": 1}
     records = source(tmp_path, {"image": "coins.png", "annotations": [
-        {"type": "count", "label": "coins", "count": 3}, {"type": "qa", **turn}]})
-    answers = ("Three.", "The answer is b.")
-    for plain, right in ((False, 0), (True, 1)):
-        metrics, _ = evaluate_answers(records, lambda q: answers[q.index], plain=plain)
-        assert (metrics["count_accuracy"], metrics["choice_accuracy"]) == (right, right)
+        {"type": "count", "label": "coins", "count": 3}, {"type": "qa", **turn},
+        {"type": "qa", "style": "a_okvqa_mc", **turn},
+        {"type": "qa", "style": "tally_qa", "question": "Is it?", "answer": "yes"}]})
+    answers = ("Three.", "The answer is b.", "The answer is b.", "Answer: Yes")
+    right = {None: (1, 1, 0, 1), "official": (0, 0, 0, 1), "plain": (1, 1, 1, 0)}
+    for reading, expected in right.items():
+        _, rows = evaluate_answers(records, lambda q: answers[q.index], reading=reading)
+        found = [row.get("qa_accuracy", row.get("count_accuracy")) for row in rows]
+        assert tuple(found) == expected
+    # the VQA scores of A-OKVQA compare words as they are, and those of VQA without articles
+    turn = {"answers": ["dog"] * 10}
+    assert scoring.score_qa(turn, "vqa2", "the dog", False)["vqa_score"] == 1
+    assert scoring.score_qa(turn, "a_okvqa_da", "the dog", False)["vqa_score"] == 0
+
+
+@pytest.mark.parametrize(("text", "points", "count"), [
+    ('<points coords="1 1 100 100">x</points>', 1, 1), ("There are none.", 0, 1), ("3", 0, 1),
+    ('<points coords="1 1 10 10">x</points>', 0, 0), ("I see some.", 0, 0),
+])
+def test_the_share_of_answers_that_can_be_read_stands_beside_the_scores(
+        tmp_path, text, points, count):
+    """An answer is valid, as in the official code, if it has a point, or if it states a number."""
+    point = {"type": "point", "label": "x", "coords": "unit", "points": [{"x": 0.5, "y": 0.5}]}
+    records = source(tmp_path, {"image": "coins.png", "annotations": [
+        point, {"type": "count", "label": "x", "count": 7}]})
+    metrics, _ = evaluate_answers(records, lambda q: text)
+    assert (metrics["point_valid"], metrics["count_valid"]) == (points, count)
 
 
 def test_points_lie_on_the_image_they_name_in_its_own_pixels(tmp_path):
@@ -232,3 +256,13 @@ def test_masks_of_another_size_than_the_image_do_not_fit(tmp_path):
     assert find_misfit(question, np.ones((1, 303, 384), bool)) is None
     assert find_misfit(question, np.ones((2, 303, 384), bool)).startswith("have 2 entries, but")
     assert find_misfit(question, np.ones((1, 384, 303), bool)).startswith("have shape")
+
+
+def test_run_lengths_of_coco_are_decoded_down_the_columns():
+    """The text is what pycocotools writes for this mask."""
+    mask = np.zeros((9, 7), bool)
+    mask[2:8, 1:4] = mask[0, 6] = True
+    mask[4, 2] = False
+    numbers = [11, 6, 3, 2, 1, 3, 3, 6, 19, 1, 8]
+    for counts in (";63LN123`0KE", b";63LN123`0KE", numbers):
+        assert np.array_equal(decode_mask({"size": [9, 7], "counts": counts}), mask)

@@ -108,3 +108,16 @@ def test_an_id_counts_once_in_each_tag():
     assert [(p.x, p.y) for p in found] == [(100, 100), (900, 900)]
     twice = '<points coords="1 1 100 100 1 900 900">cat</points>'
     assert len(points.parse_points(twice, 10, 10)) == 1
+
+
+@pytest.mark.parametrize(("coords", "read"), [
+    ("1 1 100 200 2 30 40 3 500 600", [(1, "1"), (1, "3")]),
+    ("0.5 1 04 80 2 095 799;1.0 2 553 443", [(0.5, "2"), (1.0, "2")]),
+    ("2. 4 417 497;.5 1 100 200", [(2.0, "4"), (0.5, "1")]),
+    ("0.0 1 100 2.0 2 300 400", [(0.0, "2")]),
+    ("0.0 1 100 200;0.5;1.0 1 100", [(0.0, "1")]),
+])
+def test_a_damaged_triple_costs_one_point(coords, read):
+    """The values are those of the official parser."""
+    found = points.parse_points(f'<tracks coords="{coords}">cat</tracks>', 1000, 1000)
+    assert [(p.frame, p.id) for p in found] == read

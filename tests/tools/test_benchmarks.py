@@ -3,6 +3,7 @@ mistakes that give one sentence."""
 
 import io
 import json
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -200,3 +201,65 @@ def test_files_that_are_not_as_published_cost_one_sentence(files, tmp_path, caps
         run(name, files, tmp_path / "out")
     (sentence,) = capsys.readouterr().err.splitlines()
     assert message in sentence
+
+
+BUNNY = Path(__file__).parents[1] / "media/bigbuckbunny.mp4"
+# the middle of 320 x 180 pixels, x 110 to 209 and y 60 to 119, as run lengths of COCO
+MIDDLE = [110 * 180 + 60, *[60, 120] * 99, 60, 110 * 180 + 60]
+
+
+def test_a_point_of_videopoint_is_right_at_each_time_of_its_masks(files):
+    """The hits are those of the official code. The masks have another size than the video."""
+    rle = {"size": [180, 320], "counts": MIDDLE}
+    row = {"video_id": "bunny", "two_fps_timestamps": [1.0], "points": [{"x": 160, "y": 90}],
+           "label": "rabbit", "width": 320, "height": 180,
+           "masks": [[{"frame_id": n, "rle": rle} for n in (1, 2, 3)]]}
+    rows = [row] * 6
+    rows += [row | {"video_id": "absent"}, row | {"masks": []}]
+    publish(files, rows, "val")
+    (files.fetched / "bunny.mp4").write_bytes(BUNNY.read_bytes())
+    places = [(1.0, 500, 500), (1.0, 600, 500), (0.5, 500, 500), (1.5, 550, 500), (2.0, 500, 500),
+              (1.0, 700, 500)]
+    answers = {f"molmo2-videopoint-{n}": f'<points coords="{t} 1 {x} {y}">rabbit</points>'
+               for n, (t, x, y) in enumerate(places, 1)}
+    found, prompts = scores_of("molmo2-videopoint", files, answers)
+    assert found["video_point_f1"] == round(4 / 6, 4)
+    assert found["published"]["Molmo2-8B"] == 38.4
+    assert found["left_out"] == {"missing file": 1, "masks that do not fit the points": 1}
+    asked = 'video_point_count: How many "rabbit" are there in the video?'
+    assert set(prompts.values()) == {asked}
+
+
+def test_videocount_asks_the_question_of_the_entry_about_its_clip(files):
+    row = {"video_id": "bunny", "question": "How often does it yawn?", "label": "yawn",
+           "count": 3, "clip_start": 1.0, "clip_end": 4.0}
+    publish(files, [row], "val")
+    (files.fetched / "bunny_2fps.mp4").write_bytes(BUNNY.read_bytes())
+    answers = {"molmo2-videocount-1": "There are 4."}
+    found, prompts = scores_of("molmo2-videocount", files, answers)
+    assert (found["count_accuracy"], found["count_close"]) == (0, 1)
+    assert prompts == {"molmo2-videocount-1": "video_count: How often does it yawn?"}
+
+
+def test_tracks_of_videotrack_are_scored_once_a_second_in_masks(files):
+    """Two of three objects are meant. One of them is absent from frame 0, where the official code
+    compares with the mask of another object."""
+    rle = {"size": [180, 320], "counts": MIDDLE}
+    far = {"size": [180, 320], "counts": [0, 20 * 180, 300 * 180]}
+    paths = [("b", [None, None, [10.0, 90.0]]), ("a", [[160.0, 90.0]] * 3),
+             ("c", [[300.0, 90.0]] * 3)]
+    row = {"video": "source", "clip": "bunny", "video_dataset": "dance", "exp": "the two",
+           "fps": 2, "w": 320, "h": 180, "mask_id": ["b", "a"],
+           "points": [{"object_id": name, "points": path} for name, path in paths],
+           "masks": [{"object_id": "b", "masks": [None, None, far]},
+                     {"object_id": "a", "masks": [rle] * 3}]}
+    publish(files, [row] * 2)
+    (files.fetched / "dance").mkdir()
+    (files.fetched / "dance/bunny.mp4").write_bytes(BUNNY.read_bytes())
+    right = '<tracks coords="0.0 1 600 500;1.0 1 400 500 2 010 010">the two</tracks>'
+    answers = {"molmo2-videotrack-1": right,
+               "molmo2-videotrack-2": right.replace("2 010 010", "2 200 500")}
+    found, prompts = scores_of("molmo2-videotrack", files, answers)
+    assert found["track_f1"] == round((1 + (1 + 0.5) / 2) / 2, 4)
+    assert found["hota"] < 1
+    assert prompts["molmo2-videotrack-1"] == "video_point_track_per_frame: the two"

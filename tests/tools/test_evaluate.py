@@ -148,10 +148,10 @@ def test_a_file_that_cannot_be_replaced_is_named_before_the_model_is_read(
     assert records.read_bytes() == before
 
 
-def test_answers_are_read_by_the_official_rules_if_the_plain_ones_are_not_named(
+def test_the_rule_that_reads_answers_is_passed_on_and_named_in_the_last_line(
         monkeypatch, tmp_path, capsys):
-    def scores(*args, plain, **options):
-        return {"skipped": 0, "plain": plain}, []
+    def scores(*args, reading, **options):
+        return {"skipped": 0, "rule": reading}, []
 
     monkeypatch.setattr(evaluate, "evaluate", scores)
     monkeypatch.setattr(evaluate, "open_sets", lambda args: [("x.jsonl", [{}], None)])
@@ -161,8 +161,10 @@ def test_answers_are_read_by_the_official_rules_if_the_plain_ones_are_not_named(
         evaluate.main(["--model", "none", "--data", "x.jsonl", "--out", str(tmp_path),
                        "--overwrite", *flags])
         lines.append(json.loads(capsys.readouterr().out))
-    assert lines == [{"skipped": 0, "plain": False},
-                     {"skipped": 0, "plain": True, "read_answers": "plain"}]
+    assert lines == [{"skipped": 0, "rule": None},
+                     {"skipped": 0, "rule": "plain", "read_answers": "plain"}]
+    args = ["--model", "none", "--data", "x", "--benchmark", "countbench"]
+    assert evaluate.parse(args).read_answers == "official"
 
 
 def test_sampling_follows_the_flags_and_every_question_has_its_own_random_numbers(

@@ -43,7 +43,7 @@ def two_objects():
 
 
 @pytest.mark.parametrize(("predicted", "true", "answer"), [
-    # the objects of an expression are one region, in any order; other arrays are ignored
+    # the objects of an expression may have any order; other arrays are ignored
     ({"video/0": two_objects()[::-1]},
      {"video/0": two_objects(), "video/0/times": np.arange(3), "image/0": np.zeros((1, 4, 4))},
      {"j": 1.0, "f": 1.0, "j_and_f": 1.0, "n": 1}),
@@ -71,3 +71,21 @@ def test_files_are_scored_and_a_mistake_costs_one_sentence(tmp_path, capsys, pre
     assert not out
     assert answer in err
     assert len(err.splitlines()) == 1
+
+
+def test_each_object_counts_or_the_union_of_all(tmp_path, capsys):
+    """Of two objects, the small one is missing. Each object counts the same, but of the union, it
+    is only 16 of 352 pixels."""
+    true = np.zeros((2, 1, 40, 40), bool)
+    true[0, :, 2:30, 2:14] = True
+    true[1, :, 35:39, 35:39] = True
+    for name, masks in (("true", true), ("found", true[:1])):
+        np.savez(tmp_path / f"{name}.npz", **{"video/0": masks})
+    words = ["--predicted", str(tmp_path / "found.npz"), "--masks", str(tmp_path / "true.npz")]
+    j_and_f.main(words)
+    assert json.loads(capsys.readouterr().out) == {"j": 0.5, "f": 0.5, "j_and_f": 0.5, "n": 1}
+    j_and_f.main([*words, "--union"])
+    assert json.loads(capsys.readouterr().out)["j"] == round(336 / 352, 4)
+    # objects beside true ones are paired with the best of them
+    scores = j_and_f.score_objects(true[::-1], true[1:])
+    assert scores == {"j": 1.0, "f": 1.0, "j_and_f": 1.0}
