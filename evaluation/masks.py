@@ -2,10 +2,15 @@
 
     "record id/annotation number"          images: (n,h,w) bool; video: (n,t,h,w) bool
     "record id/annotation number/times"    video: (t,) seconds of the video file
+    "record id/annotation number/runs"     video, in place of both: the bytes of a JSON object,
+                                           {"objects": n, "masks": [[object, seconds, {"size":
+                                           [h, w], "counts": run lengths of COCO}], ..]}
 
 n is the number of points, and each mask has the size of the image of its point. For a track, n is
 the number of objects, and the masks are in the order of the sorted ids.
 """
+
+import json
 
 import numpy as np
 
@@ -23,6 +28,10 @@ def open_masks(path):
     def masks_of(record, index):
         name = f"{record['id']}/{index}"
         with explained(f"--masks {path}"):
+            runs = arrays.get(f"{name}/runs")
+            if runs is not None:
+                masks = RunLengths(json.loads(runs.tobytes()))
+                return {"times": masks.times, "masks": masks}
             masks = arrays.get(name)
             if masks is None or "video" not in record:
                 return masks
@@ -35,11 +44,11 @@ class RunLengths:
     """True masks of a video as run lengths, in the form of COCO. They need little memory, because
     masks[k, i] decodes one mask. They are scaled to the size of the video."""
 
-    def __init__(self, n_objects, rles):
-        """rles: {(object, seconds of the file): {"size": [h, w], "counts": ..}}."""
-        self.times = sorted({time for _, time in rles})
-        self.shape = n_objects, len(self.times)
-        self.rles = rles
+    def __init__(self, runs):
+        """runs: the JSON object "record id/annotation number/runs"."""
+        self.rles = {(k, time): rle for k, time, rle in runs["masks"]}
+        self.times = sorted({time for _, time in self.rles})
+        self.shape = runs["objects"], len(self.times)
 
     def __getitem__(self, key):
         k, i = key

@@ -394,7 +394,7 @@ FAST = {
         ("waits = [k - item.arrived for k, pack in enumerate(packs) for item in pack]",
          "waits = [0]"),
     ],
-    "tools/prepare/annotations.py": [
+    "tools/convert/make.py": [
         "tests/tools/prepare/test_sets.py tests/tools/prepare/test_prepare.py",
         ("MAX_OPTIONS = 26", "MAX_OPTIONS = 27"),
     ],

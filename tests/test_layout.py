@@ -47,11 +47,11 @@ CEILINGS = {
     "the seven modules, tokens per statement": 12.1,
     "imported by train.py, without evaluation/ and toy/": 52_430,
     "the same, in files": 43,
-    "all Python but tests": 145_430,
-    "tools/": 56_020,
+    "all Python but tests": 146_600,
+    "tools/": 57_120,
     "tools/bench/": 12_540,
-    "tools/convert/, tools/prepare/ and tools/benchmarks.py": 22_420,
-    "tests/": 191_490,
+    "tools/convert/, tools/prepare/ and tools/benchmarks.py": 24_140,
+    "tests/": 191_930,
 }
 
 # Packages that requirements.txt does not install: functions that need one import it when they are

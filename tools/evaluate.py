@@ -11,7 +11,6 @@ the records.
 import io
 import json
 import os
-import tempfile
 from contextlib import nullcontext, redirect_stderr
 from itertools import zip_longest
 from pathlib import Path
@@ -35,9 +34,10 @@ def parse(argv):
     add = parser.add_argument
     model_flags.add_model(parser)
     add("--data", required=True, nargs="+", action="extend", help=(
-        "record files (.jsonl), which are scored separately, or the folder of a benchmark"))
+        "record files (.jsonl), which are scored separately"))
     add("--benchmark", choices=benchmarks.BENCHMARKS, help=(
-        "a published benchmark; its published scores are printed beside ours"))
+        "a published benchmark, whose records tools.convert has made; its published scores are "
+        "printed beside ours"))
     add("--media", metavar="DIR", help="the paths in the records are relative to this folder")
     add("--masks", nargs="+", action="extend", metavar="NPZ", help=(
         "files with true masks (evaluation/masks.py), one for each file of --data in the same "
@@ -57,8 +57,11 @@ def parse(argv):
         "maximum number of tokens in an answer (default: 12 to 4096, by the kind of answer)"))
     args = parser.parse_args(argv)
     args.sampling = model_flags.sampling(args)
-    if args.benchmark and (len(args.data) > 1 or args.frames or args.masks):
-        parser.error("--benchmark needs one folder in --data, and no --frames and no --masks")
+    if args.benchmark and (len(args.data) > 1 or args.frames):
+        parser.error("--benchmark needs one file in --data, and no --frames")
+    if args.benchmark and os.path.isdir(args.data[0]):  # the command of earlier versions
+        parser.error(f"{args.data[0]}: make records of this folder first: python -m tools.convert "
+                     f"{args.data[0]} OUT.jsonl --as benchmark-{args.benchmark}")
     if len(args.masks or []) > len(args.data):
         parser.error(f"--masks has {len(args.masks)} files, but --data has {len(args.data)}: "
                      "give one masks file per data file, in the same order")
@@ -130,15 +133,11 @@ def main(argv=None):
     quiet = nullcontext() if ranks.first else redirect_stderr(io.StringIO())
     # made before the evaluation, so that a file that cannot be written costs no time
     draft = command.draft(args.predictions) if ranks.first else nullcontext()
-    # `work` contains the records of a benchmark
-    with quiet, tempfile.TemporaryDirectory() as work, draft as path:
-        benchmark = None
-        if name := args.benchmark:
-            benchmark = benchmarks.load(name, args.data[0], args.media, work)
-            args.max_new = args.max_new or benchmarks.BENCHMARKS[name].max_new
+    with quiet, draft as path:
+        if args.benchmark:
+            args.max_new = args.max_new or benchmarks.BENCHMARKS[args.benchmark].max_new
         loaded = model_flags.open_model(args)
-        sets = open_sets(args) if not benchmark else [
-            (benchmark.name, benchmark.records, benchmark.masks_of)]
+        sets = open_sets(args)
         if args.draw:
             Path(args.draw).mkdir(parents=True, exist_ok=True)
         found = [evaluate_set(args, loaded, *one_set, ranks) for one_set in sets]
@@ -154,8 +153,8 @@ def main(argv=None):
                 last_line[name] = metrics
             else:
                 last_line.update(metrics)
-        if benchmark:
-            last_line = benchmarks.summary(benchmark, *found[0][None])
+        if args.benchmark:
+            last_line = benchmarks.summary(args.benchmark, sets[0][1], *found[0][None])
             benchmarks.print_scores(last_line)
         if args.read_answers:
             last_line |= {"read_answers": args.read_answers}

@@ -1,6 +1,7 @@
 """Published benchmarks: small files with the published columns, scores computed by hand, and
 mistakes that give one sentence."""
 
+import contextlib
 import io
 import json
 from pathlib import Path
@@ -10,12 +11,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from evaluation.masks import open_masks
+from records.reader import Records
 from tests.evaluation.answers import evaluate_answers
 from tests.evaluation.small_model import save_run
 from tests.tools.prepare.cases import U, V, W, image_cell, sha, xy
 from tests.tools.prepare.command import write_parquet
 from text.points import format_points
 from tools import benchmarks, evaluate
+from tools.convert import __main__ as converter
 
 pytestmark = pytest.mark.extras("pyarrow")
 
@@ -60,14 +64,32 @@ def fetch(files, *urls):
         (files.fetched / sha(url)).write_bytes(picture())
 
 
+def convert(name, files):
+    """-> the records, and the counts of tools.convert. Images by URL are in files.fetched."""
+    source, media = {"point-bench": ("folder/data.json", files.folder),
+                     "countbench": ("folder", None)}.get(name, ("folder", files.fetched))
+    words = [files.work.parent / source, files.work / "records.jsonl", "--overwrite",
+             "--as", f"benchmark-{name}", *(["--media", media] if media else [])]
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        status = converter.main([str(word) for word in words])
+    counts = json.loads(printed.getvalue())
+    return [] if status else list(Records(files.work / "records.jsonl", media)), counts
+
+
 def scores_of(name, files, answers):
-    """-> the last line of tools.evaluate, and {record id: prompt}. `answers`, {record id: text},
-    replace the answers of a model."""
-    loaded = benchmarks.load(name, files.folder, files.fetched, files.work)
+    """-> the last line of tools.evaluate, and {number of the record: prompt}. `answers`, {number:
+    text}, replace the answers of a model."""
+    records, counts = convert(name, files)
+
+    def number(record_id):
+        return int(record_id.removeprefix(f"benchmark-{name}-"))
+
+    masks = files.work / "records.masks.npz"
     metrics, predictions = evaluate_answers(
-        loaded.records, lambda question: answers[question.record["id"]], loaded.masks_of)
-    prompts = {p["id"]: p["prompt"] for p in predictions}
-    return benchmarks.summary(loaded, metrics, predictions), prompts
+        records, lambda question: answers[number(question.record["id"])],
+        open_masks(masks) if masks.exists() else None)
+    prompts = {number(p["id"]): p["prompt"] for p in predictions}
+    return benchmarks.summary(name, records, metrics, predictions), prompts, counts["skipped"]
 
 
 def test_pixmo_count_is_asked_about_the_images_that_were_fetched(files):
@@ -79,14 +101,14 @@ def test_pixmo_count_is_asked_about_the_images_that_were_fetched(files):
     publish(files, rows)
     publish(files, [{"image_url": U, "count": 9, "label": "x"}], "train")
     fetch(files, U, V)
-    answers = {"pixmo-count-1": "3", "pixmo-count-2": pointed((1, 1), (2, 2), (3, 3), (4, 4))}
-    found, prompts = scores_of("pixmo-count", files, answers)
+    answers = {1: "3", 2: pointed((1, 1), (2, 2), (3, 3), (4, 4))}
+    found, prompts, skipped = scores_of("pixmo-count", files, answers)
     # "3" is exact, and 4 points for 5 people are close
     assert (found["count_accuracy"], found["count_close"]) == (0.5, 1.0)
-    assert (found["questions"], found["rows"]) == (2, 3)
-    assert found["left_out"] == {"missing file": 1}
+    assert (found["questions"], found["records"]) == (2, 2)
+    assert skipped == {"missing file": 1}
     # the small model has the settings of stage 1, where every prompt starts with its style
-    assert prompts["pixmo-count-1"] == "point_count: How many sheep are there?"
+    assert prompts[1] == "point_count: How many sheep are there?"
 
 
 def test_pixmo_points_are_hits_in_the_mask_of_the_matched_point(files):
@@ -101,25 +123,22 @@ def test_pixmo_points_are_hits_in_the_mask_of_the_matched_point(files):
     publish(files, rows)
     fetch(files, U)
     # of three predicted points, (2, 2) and (18, 8) are matched and inside the masks
-    answers = {"pixmo-points-1": pointed((2, 2), (10, 5), (18, 8)),
-               "pixmo-points-2": "There are none."}
-    found, _ = scores_of("pixmo-points", files, answers)
+    answers = {1: pointed((2, 2), (10, 5), (18, 8)), 2: "There are none."}
+    found, _, skipped = scores_of("pixmo-points", files, answers)
     assert found["point_precision"] == round((2 / 3 + 1) / 2, 4)
     assert found["point_recall"] == 1
     assert found["point_f1"] == round((0.8 + 1) / 2, 4)
-    assert found["left_out"] == {"masks that do not fit the points and the image": 1,
-                                 "no masks": 1}
+    assert skipped == {"masks that do not fit the points and the image": 1, "no masks": 1}
 
 
 def test_countbench_leaves_out_what_the_official_code_leaves_out(files):
     images = [image_cell(picture()), image_cell(picture("L")), None, image_cell(b"<html>")]
     publish(files, [{"image": image, "question": "How many cups?", "number": 4}
                     for image in images])
-    found, prompts = scores_of("countbench", files, {"countbench-1": "a total of 4"})
+    found, prompts, skipped = scores_of("countbench", files, {1: "a total of 4"})
     assert found["count_accuracy"] == 1
-    assert prompts == {"countbench-1": "point_count: How many cups?"}
-    assert found["left_out"] == {"image with a single channel": 1, "no image": 1,
-                                 "damaged image": 1}
+    assert prompts == {1: "point_count: How many cups?"}
+    assert skipped == {"image with a single channel": 1, "no image": 1, "damaged image": 1}
 
 
 def write_point_bench(files, entries):
@@ -147,60 +166,56 @@ def test_point_bench_wants_a_point_and_all_points_in_the_mask(files, capsys):
     write_point_bench(files, [("spatial", left), ("spatial", left), ("spatial", left),
                               ("counting", left), ("steerable", mask(0, 0, 5, 5, (5, 5)))])
     answers = {
-        "point-bench-1": pointed((9.8, 5)),              # cut to 9, not rounded to 10
-        "point-bench-2": pointed((2, 2), (15, 5)),       # one of two is outside
-        "point-bench-3": "There are none.",
-        "point-bench-4": pointed((2, 2), (3, 3)),
-        "point-bench-5": pointed((8, 8)),                # outside a mask that is too small
+        1: pointed((9.8, 5)),              # cut to 9, not rounded to 10
+        2: pointed((2, 2), (15, 5)),       # one of two is outside
+        3: "There are none.",
+        4: pointed((2, 2), (3, 3)),
+        5: pointed((8, 8)),                # outside a mask that is too small
     }
-    found, prompts = scores_of("point-bench", files, answers)
+    found, prompts, _ = scores_of("point-bench", files, answers)
     assert found["spatial"] == round(1 / 3, 4)
     assert (found["counting"], found["steerable"]) == (1, 0)
     assert found["average"] == round((1 / 3 + 1 + 0) / 3, 4)
-    assert prompts["point-bench-1"] == "pointing: Point to object 0."
+    assert prompts[1] == "pointing: Point to object 0."
     assert found["published"] == {"Molmo2-4B": 67.7, "Molmo2-8B": 68.7, "Molmo2-O-7B": 66.5}
     benchmarks.print_scores(found)
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["average", "44.44", "67.7", "68.7", "66.5"]
     assert lines[2].split() == ["counting", "100", "-", "-", "-"]
-    last = "5 of 5 entries were evaluated; published scores: allenai/molmo2, issue"
+    last = "5 of 5 records were evaluated; published scores: allenai/molmo2, issue"
     assert lines[-1].startswith(last)
-
-
-def run(name, files, out, model="none"):
-    evaluate.main(["--model", str(model), "--benchmark", name, "--data", str(files.folder),
-                   "--out", str(out), "--media", str(files.fetched), "--max-new", "2"])
 
 
 def test_the_command_prints_a_table_and_one_line_of_json(files, tmp_path, capsys):
     cups = {"image": image_cell(picture()), "question": "How many cups?", "number": 4}
     publish(files, [cups, cups])
-    run("countbench", files, tmp_path / "out", save_run(tmp_path / "run"))
+    assert len(convert("countbench", files)[0]) == 2
+    words = [save_run(tmp_path / "run"), "--benchmark", "countbench", "--max-new", "2",
+             "--out", tmp_path / "out", "--data"]
+    with pytest.raises(SystemExit, match="2"):
+        evaluate.main(list(map(str, ["--model", *words, files.folder])))
+    assert f"{files.folder} OUT.jsonl --as benchmark-countbench\n" in capsys.readouterr().err
+    evaluate.main(list(map(str, ["--model", *words, files.work / "records.jsonl"])))
     *table, last = capsys.readouterr().out.splitlines()
     assert table[0].split() == ["percent", "ours", "Molmo2-4B", "Molmo2-8B", "Molmo2-O-7B"]
     assert table[1].split() == ["count_accuracy", "0", "93.9", "93.7", "95.1"]
-    assert table[-1] == "2 of 2 entries were evaluated; published scores: paper, version 4, Table 6"
+    assert table[-1] == "2 of 2 records were evaluated; published scores: paper, version 4, Table 6"
     found = json.loads(last)
     assert (found["benchmark"], found["questions"], found["published"]["Molmo2-8B"]) == (
         "countbench", 2, 93.7)
     assert len((tmp_path / "out" / "predictions.jsonl").read_text().splitlines()) == 2
 
 
-@pytest.mark.parametrize(("name", "row", "message"), [
-    ("countbench", {"image": image_cell(), "question": "a"}, "has no column number"),
+@pytest.mark.parametrize(("name", "row", "kind"), [
+    ("countbench", {"image": image_cell(), "question": "a"}, "missing column"),
     ("pixmo-points", {"image_url": U, "label": "mug", "points": ["x"], "masks": []},
-     "1 question, but none can be used: {'row of another shape': 1}"),
-    ("pixmo-count", {"image_url": V, "label": "cats", "count": 2},
-     "1 question, but none can be used: {'missing file': 1}"),
+     "wrong record"),
+    ("pixmo-count", {"image_url": V, "label": "cats", "count": 2}, "missing file"),
 ])
-def test_files_that_are_not_as_published_cost_one_sentence(files, tmp_path, capsys, name, row,
-                                                           message):
+def test_entries_that_are_not_as_published_are_skipped(files, name, row, kind):
     publish(files, [row])
     fetch(files, U)
-    with pytest.raises(SystemExit, match="2"):
-        run(name, files, tmp_path / "out")
-    (sentence,) = capsys.readouterr().err.splitlines()
-    assert message in sentence
+    assert convert(name, files) == ([], {"rows": 1, "records": 0, "skipped": {kind: 1}})
 
 
 BUNNY = Path(__file__).parents[1] / "media/bigbuckbunny.mp4"
@@ -220,12 +235,12 @@ def test_a_point_of_videopoint_is_right_at_each_time_of_its_masks(files):
     (files.fetched / "bunny.mp4").write_bytes(BUNNY.read_bytes())
     places = [(1.0, 500, 500), (1.0, 600, 500), (0.5, 500, 500), (1.5, 550, 500), (2.0, 500, 500),
               (1.0, 700, 500)]
-    answers = {f"molmo2-videopoint-{n}": f'<points coords="{t} 1 {x} {y}">rabbit</points>'
+    answers = {n: f'<points coords="{t} 1 {x} {y}">rabbit</points>'
                for n, (t, x, y) in enumerate(places, 1)}
-    found, prompts = scores_of("molmo2-videopoint", files, answers)
+    found, prompts, skipped = scores_of("molmo2-videopoint", files, answers)
     assert found["video_point_f1"] == round(4 / 6, 4)
     assert found["published"]["Molmo2-8B"] == 38.4
-    assert found["left_out"] == {"missing file": 1, "masks that do not fit the points": 1}
+    assert skipped == {"missing file": 1, "masks that do not fit the points": 1}
     asked = 'video_point_count: How many "rabbit" are there in the video?'
     assert set(prompts.values()) == {asked}
 
@@ -235,10 +250,10 @@ def test_videocount_asks_the_question_of_the_entry_about_its_clip(files):
            "count": 3, "clip_start": 1.0, "clip_end": 4.0}
     publish(files, [row], "val")
     (files.fetched / "bunny_2fps.mp4").write_bytes(BUNNY.read_bytes())
-    answers = {"molmo2-videocount-1": "There are 4."}
-    found, prompts = scores_of("molmo2-videocount", files, answers)
+    answers = {1: "There are 4."}
+    found, prompts, _ = scores_of("molmo2-videocount", files, answers)
     assert (found["count_accuracy"], found["count_close"]) == (0, 1)
-    assert prompts == {"molmo2-videocount-1": "video_count: How often does it yawn?"}
+    assert prompts == {1: "video_count: How often does it yawn?"}
 
 
 def test_tracks_of_videotrack_are_scored_once_a_second_in_masks(files):
@@ -257,9 +272,9 @@ def test_tracks_of_videotrack_are_scored_once_a_second_in_masks(files):
     (files.fetched / "dance").mkdir()
     (files.fetched / "dance/bunny.mp4").write_bytes(BUNNY.read_bytes())
     right = '<tracks coords="0.0 1 600 500;1.0 1 400 500 2 010 010">the two</tracks>'
-    answers = {"molmo2-videotrack-1": right,
-               "molmo2-videotrack-2": right.replace("2 010 010", "2 200 500")}
-    found, prompts = scores_of("molmo2-videotrack", files, answers)
+    answers = {1: right,
+               2: right.replace("2 010 010", "2 200 500")}
+    found, prompts, _ = scores_of("molmo2-videotrack", files, answers)
     assert found["track_f1"] == round((1 + (1 + 0.5) / 2) / 2, 4)
     assert found["hota"] < 1
-    assert prompts["molmo2-videotrack-1"] == "video_point_track_per_frame: the two"
+    assert prompts[1] == "video_point_track_per_frame: the two"

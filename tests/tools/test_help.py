@@ -30,8 +30,7 @@ HELPS = [*COMMANDS, *(f"tools.bench {name}" for name in bench.COMMANDS),
 pytestmark = pytest.mark.filterwarnings("ignore:.*found in sys.modules")  # a warning of runpy
 
 # CI does not run these examples. They need downloads, masks or extras, or other tests run them.
-NOT_RUN = ("tools.hf import ", "tools.hf base ", "tools.hf export toy ", "tools.j_and_f ",
-           "tools.prepare pixmo-count ")
+NOT_RUN = ("tools.hf import ", "tools.hf base ", "tools.hf export toy ", "tools.j_and_f ")
 
 MISTAKES = {                         # {command: (flags, part of the sentence)}
     "tools.ablate": ("--only trees,colours", "--only colours: choose from packing, trees"),

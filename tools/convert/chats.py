@@ -24,9 +24,9 @@ REJECTED = ("rejected", "rejected_response", "rejected_messages")
 DESIRED = ("label", "kto_tag", "desirable")
 MEDIA = {"image": ("image", "images", "image_url"), "video": ("video", "videos", "video_url")}
 RESIZED = ("resized_width", "resized_height")
-ROW_FIELDS = {
+ROW_FIELDS = (
     *CHAT_KEYS, "image", "images", "video", "videos", "start", "end", "fps", "objects", *RESIZED,
-    "chosen", *REJECTED, *DESIRED, "id", "system", "subtitles", "style", "weight"}
+    "chosen", *REJECTED, *DESIRED, "id", "system", "subtitles", "style", "weight")
 TURN_FIELDS = {"from", "role", *TEXT, *WEIGHT, *REASONING, *MEDIA["image"], *MEDIA["video"]}
 PART_FIELDS = {  # {type of a part: its fields}
     "text": {"type", *TEXT}, **{kind: {"type", kind, *TEXT} for kind in REASONING},
@@ -71,14 +71,15 @@ class Turn(NamedTuple):
     weight: float = None  # loss weight, if given
 
 
-def convert(row, args, report):
-    """An entry -> a record. Unreadable if the entry cannot become a record."""
-    row = report.known_fields(row, ROW_FIELDS)
+def read_chats(row, job):
+    """An entry -> (head, annotations). Unreadable if the entry cannot become a record."""
+    args = job.args
+    row = store_images(row, job.media)
     for key in set(DESIRED) & row.keys():
         require(args.keep_desired and row[key] is True, "the entry",
                 f"'{key}' is {short(row[key])}; --keep-desired uses the answers that KTO marks "
                 f"with true, --ignore {key} uses all answers")
-    system, turns, rejected = read_chat(row, args, report)
+    system, turns, rejected = read_chat(row, args, job.report)
     prompts = [turn.parts for turn in turns[::2]]
     answers = ["".join(turn.parts) for turn in turns[1::2]]
     if media := listed_media(row):
@@ -109,7 +110,19 @@ def convert(row, args, report):
     style = {"style": row["style"]} if "style" in row else {}
     kept = {"id": str(row["id"])} if "id" in row else {}
     kept |= {key: row[key] for key in ("subtitles", "weight") if key in row}
-    return {**kept, **visual, "annotations": [style | annotation for annotation in annotations]}
+    return {**kept, **visual}, [style | annotation for annotation in annotations]
+
+
+def store_images(row, media):
+    """Writes images that a table contains to files, and gives their paths."""
+
+    def stored(cell):
+        return media.image(cell) if isinstance(cell, dict) and cell.get("bytes") else cell
+
+    found = {key: row[key] for key in MEDIA["image"] if key in row}
+    for key, cell in found.items():
+        found[key] = [*map(stored, cell)] if isinstance(cell, list) else stored(cell)
+    return row | found
 
 
 def read_chat(row, args, report):

@@ -10,20 +10,32 @@
 import re
 
 from records.check import require
+from tools.convert.chats import ROW_FIELDS, read_chats
+from tools.convert.media import VIDEO_SUFFIXES
 from tools.convert.rows import ANSWERS, CAPTIONS
-from tools.prepare.media import VIDEO_SUFFIXES
 
 
-def as_chat(row, kind):
+def read_questions(row, job):
+    return read_chats(as_chat(row, ANSWERS, job), job)
+
+
+def read_captions(row, job):
+    head, (caption,) = read_chats(as_chat(row, CAPTIONS, job), job)
+    turns = caption.pop("turns", ())
+    require([*map(set, turns)] == [{"question", "answer"}], "the entry",
+            "if it has a caption, it must have no other text, and no boxes in the caption")
+    return head, [caption | {"type": "caption", "text": turns[0]["answer"]}]
+
+
+def as_chat(row, names, job):
     """An entry -> a chat with its other fields. A caption answers an empty question."""
-    rest = {key: value for key, value in row.items() if value not in (None, "")}
+    rest = dict(row)
     if "file_name" in rest:
         name = rest.pop("file_name")
         medium = "video" if name.lower().endswith(VIDEO_SUFFIXES) else "image"
         require(medium not in rest, "the entry",
                 f"it has both file_name and {medium}; use --ignore for one of them")
         rest[medium] = name
-    names = CAPTIONS if kind == "captions" else ANSWERS
     key = next((key for key in names if key in rest), None)
     require(key, "the entry", f"it has none of the fields {', '.join(names)}")
     text = rest.pop(key)
@@ -33,8 +45,8 @@ def as_chat(row, kind):
                 "it must contain pairs of a question and an answer")
         messages += [turn] if isinstance(turn, dict) else [*turns_of(turn[0], "user"),
                                                            *turns_of(turn[1], "assistant")]
-    if kind == "captions":
-        for name in rest:  # such as question_id, questionId, qid
+    if names is CAPTIONS:
+        for name in job.columns:  # such as question_id, questionId, qid
             require(not re.fullmatch("(?i)(q|query|question)_?(id|idx|type)", name), "the entry",
                     f"'{key}' may be a question without an answer, because the entry has "
                     f"'{name}'; --ignore {name} reads '{key}' as a caption")
@@ -44,6 +56,7 @@ def as_chat(row, kind):
         answer = rest.pop(ANSWERS[key], None)
     messages += turns_of(question, "user")
     messages += [] if answer is None else turns_of(answer, "assistant")
+    rest = job.report.known_fields(rest, ROW_FIELDS)  # a second question, for example
     return {**rest, "messages": messages}
 
 
@@ -52,11 +65,3 @@ def turns_of(value, role):
     is_list = isinstance(value, list) and value and "role" in value[0]
     return value if is_list else [{"role": role, "content": value}]
 
-
-def as_caption(record):
-    """A record of a chat that `as_chat` made from a caption -> a record with this caption."""
-    (caption,) = record["annotations"]
-    turns = caption.pop("turns", ())
-    require([*map(set, turns)] == [{"question", "answer"}], "the entry",
-            "if it has a caption, it must have no other text, and no boxes in the caption")
-    return record | {"annotations": [caption | {"type": "caption", "text": turns[0]["answer"]}]}

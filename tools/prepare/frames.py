@@ -24,6 +24,7 @@ from contextlib import closing, contextmanager, suppress
 from functools import partial
 from multiprocessing import active_children
 from pathlib import Path
+from types import SimpleNamespace
 
 from PIL import Image
 from tqdm import tqdm
@@ -35,18 +36,18 @@ from records.media import MAX_FRAMES
 from records.reader import Records, stamp_of
 from records.visual import read_headers
 from tools import command
-from tools.prepare.annotations import require
-from tools.prepare.collect import count_skips, to_json
+from tools.convert.make import skip_unless
+from tools.convert.report import Report
 from training.processes import process_context, start_child
 
 
 def prepare(source, config, args, index):
     """Converts record number `index` of a source -> its line in OUT/records.jsonl, or "" if it is
     skipped; a Counter with the reason; {folder of its images: size in bytes}."""
-    skipped = Counter()
-    with count_skips(skipped, "record"):
+    report = Report(SimpleNamespace(all=False))
+    with report.skipping(source.where(index)):
         record = source[index]
-        require("video" in record, "no video")
+        skip_unless("video" in record, "no video")
         info = read_headers(record, config)
         start, end = record["video"]["start"], record["video"]["end"]
         _, _, duration, half = source.video_size(record)
@@ -77,8 +78,8 @@ def prepare(source, config, args, index):
             "made_for": {"fps": config.fps, "max_frames": config.max_frames}}
         line["video"].pop("path", None)
         line.setdefault("id", record["id"])  # random choices in training depend on it
-        return to_json(line), skipped, size
-    return "", skipped, {}
+        return json.dumps(line, ensure_ascii=False), report.skipped, size
+    return "", report.skipped, {}
 
 
 def save(frames, folder, size, suffix):

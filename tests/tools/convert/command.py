@@ -8,6 +8,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 from tools.convert import __main__ as command
+from tools.convert import write
 
 TESTS = Path(__file__).parents[2]
 
@@ -17,7 +18,7 @@ def run(*arguments, media_are_there=True):
     format of the file. media_are_there: all media count as existing, since most tests have none."""
     out = io.StringIO()
     err = io.StringIO()
-    is_there = patch.object(command, "isfile", lambda path: media_are_there or isfile(path))
+    is_there = patch.object(write, "isfile", lambda path: media_are_there or isfile(path))
     with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), is_there:
         try:
             status = command.main([str(word) for word in arguments])

@@ -15,7 +15,7 @@ from records.reader import Records, names_of
 from tests.records.samples import CAPTION, GOOD, QA, image, video, write
 from tests.tools.convert.command import TESTS, run
 from tools import check
-from tools.convert import __main__ as command
+from tools.convert import write as write_files
 
 ROW = {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}
 MADE = {"annotations": [{"type": "qa", "turns": [{"question": "q", "answer": "a"}]}]}
@@ -136,13 +136,16 @@ def test_a_row_that_is_no_record_is_named_and_skipped(tmp_path):
     assert places == [f"{array}[1] id 17", rf"{array}[2] id '\ud800'", f"{array}[3]", f"{array}[4]"]
 
 
-def test_twenty_skipped_rows_are_printed_or_all(tmp_path):
-    path = write(tmp_path / "r.jsonl", *["{}"] * 25, GOOD)
+def test_twenty_reasons_are_printed_or_all_skipped_rows(tmp_path):
+    rows = [{f"{k}": 1} for k in range(24)]
+    path = write(tmp_path / "r.jsonl", rows[0], *rows, GOOD)
     _, counts, err = run(path, tmp_path / "out.jsonl")
     sentences = err.splitlines()
     assert len(sentences) == 21
-    assert sentences[19].startswith(f"tools.convert: {path}:20: ")
-    assert sentences[20] == "tools.convert: 5 more were skipped; --all prints them"
+    assert sentences[0].startswith(f"tools.convert: {path}:1: unknown format: ")
+    assert sentences[0].endswith("; skipped, and 1 more for this reason")
+    assert sentences[19].startswith(f"tools.convert: {path}:21: ")
+    assert sentences[20] == "tools.convert: 4 more reasons; --all prints them"
     assert counts["skipped"] == {"unknown format": 25}
     assert len(run(path, tmp_path / "out.jsonl", "--overwrite", "--all")[2].splitlines()) == 25
 
@@ -218,16 +221,16 @@ def test_a_command_that_ends_early_leaves_the_old_file_and_no_half_one(tmp_path,
                                                                        error, status):
     path = write(tmp_path / "rows.jsonl", ROW, ROW)
     (tmp_path / "out.jsonl").write_text("old")
-    finish = command.finish
+    add = write_files.Output.add
     calls = []
 
     def fail_at_second(*arguments):
         calls.append(arguments)
         if len(calls) == 2:
             raise error
-        return finish(*arguments)
+        return add(*arguments)
 
-    monkeypatch.setattr(command, "finish", fail_at_second)
+    monkeypatch.setattr(write_files.Output, "add", fail_at_second)
     assert run(path, tmp_path / "out.jsonl", "--overwrite")[0] == status
     assert (tmp_path / "out.jsonl").read_text() == "old"
     assert files_of(tmp_path) == ["out.jsonl", "rows.jsonl"]

@@ -1,4 +1,4 @@
-"""tools.prepare: rows of one image, mistakes, and files that are read without pyarrow."""
+"""Published sets: rows of one image, mistakes, and files that are read without pyarrow."""
 
 import json
 import re
@@ -9,12 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from records.errors import Unreadable
 from stages import stage1, stage2
 from tests.tools.prepare.cases import messages
 from tests.tools.prepare.command import prepare
-from tools.prepare import __main__ as command
-from tools.prepare import annotations
-from tools.prepare.sets import SETS
+from tools.convert import __main__ as command
+from tools.convert import make
+from tools.convert.benchmarks import BENCHMARKS
+from tools.convert.flags import parse
+from tools.convert.sets import SETS
+from tools.prepare import __main__ as old_command
 from training.sources import published
 
 ROOT = Path(__file__).parents[3]
@@ -34,41 +38,44 @@ def test_rows_of_one_image_become_one_record_where_it_first_appeared(tmp_path):
     for record, k in zip(records, first_seen, strict=True):
         asked = [int(a["question"][1:-1]) for a in record["annotations"]]
         assert sorted(asked) == [i for i in range(40) if i % 7 == k and i % 5]
-    assert counts["skipped"] == {"empty answer": 8}
+    assert counts["skipped"] == {"wrong record": 8}
     before = (tmp_path / "out/records.jsonl").read_bytes()
     prepare("pixmo-ask-model-anything", sources, tmp_path / "out")
     assert (tmp_path / "out/records.jsonl").read_bytes() == before
 
 
-def test_files_of_the_user_are_not_replaced_and_media_may_be_there_before(tmp_path, capsys):
+def test_a_list_of_urls_is_not_replaced(tmp_path, capsys):
     source = tmp_path / "rows.jsonl"
     source.write_text('{"image_url": "https://example.org/1", "question": "q?", "answer": "a"}')
-    out = tmp_path / "out"
-    (out / "media").mkdir(parents=True)
-    (out / "records.jsonl").write_text("mine")
+    (tmp_path / "records.urls.txt").write_text("mine")
+    words = [str(source), str(tmp_path / "records.jsonl"), "--as", "pixmo-ask-model-anything"]
     with pytest.raises(SystemExit, match="2"):
-        prepare("pixmo-ask-model-anything", source, out)
-    assert "contains records.jsonl, and tools.prepare pixmo-ask-" in capsys.readouterr().err
-    assert (out / "records.jsonl").read_text() == "mine"
-    (out / "records.jsonl").unlink()
-    records, _ = prepare("pixmo-ask-model-anything", source, out)
-    assert len(records) == 1
+        command.main(words)
+    assert "records.urls.txt exists; give OUT another name" in capsys.readouterr().err
+    assert (tmp_path / "records.urls.txt").read_text() == "mine"
+
+
+def test_a_command_of_the_old_form_says_the_new_one(capsys):
+    with pytest.raises(SystemExit, match="2"):
+        old_command.main(["pixmo-count", "raw/a", "raw/b", "data/c", "--split", "train"])
+    assert capsys.readouterr().err.endswith(
+        "python -m tools.convert raw/a raw/b data/c/records.jsonl --split train --as pixmo-count\n")
 
 
 def test_a_row_of_another_shape_is_counted_and_costs_only_itself(tmp_path):
     good = {"image_url": "https://example.org/1", "question": "q?", "answer": "a"}
     changes = [{"image_url": 7}, {"question": "\ud800"}, {"question": ["q"]}, {"image_sha256": 5}]
     lines = [json.dumps(good | change) for change in [{}, *changes]]
+    lines.append(json.dumps(good)[:-1] + ', "answer": "the last of two"}')
     source = tmp_path / "rows.jsonl"
-    source.write_text("\n".join([*lines, '{"torn', "7", "null"]))
+    lines += ['{"torn', "7", "null"]
+    source.write_bytes("\n".join(lines).encode() + b'\n{"question": "\xff"}')
     records, counts = prepare("pixmo-ask-model-anything", source, tmp_path / "out")
     assert [len(record["annotations"]) for record in records] == [1]
-    assert counts["skipped"] == {"annotation of another shape": 1, "empty question": 1,
-                                 "no image": 1, "row of another shape": 4}
+    assert counts["skipped"] == {"no image": 1, "not JSON": 3, "wrong record": 5}
 
 
 @pytest.mark.parametrize(("arguments", "words"), [
-    ("pixmo-cap rows.jsonl", "no column image_url, caption: expected image_url, caption; found a"),
     pytest.param("pixmo-cap torn.parquet", "torn.parquet cannot be used",
                  marks=pytest.mark.extras("pyarrow")),
     ("tulu split", "contains the splits train, validation"),
@@ -88,7 +95,7 @@ def test_a_mistake_costs_one_sentence(arguments, words, tmp_path, monkeypatch, c
         Path(f"split/{split}-00000-of-00001.jsonl").write_text("{}")
     name, source, *flags = arguments.split()
     with pytest.raises(SystemExit) as end:
-        command.main([name, source, "out", *flags])
+        command.main([source, "out.jsonl", "--as", name, *flags])
     printed = capsys.readouterr()
     assert end.value.code == 2
     assert words in printed.err
@@ -115,12 +122,13 @@ def test_without_pyarrow_json_is_read_and_parquet_says_what_to_install(tmp_path,
     assert record["annotations"][0]["turns"] == [{"question": "a", "answer": "b"}]
     (tmp_path / "t.parquet").write_bytes(b"PAR1")
     with pytest.raises(SystemExit) as end:
-        command.main(["tulu", str(tmp_path / "t.parquet"), str(tmp_path / "out")])
+        command.main([str(tmp_path / "t.parquet"), str(tmp_path / "out.jsonl"), "--as", "tulu"])
     assert end.value.code == 2
     assert "pip install -r requirements-extras.txt" in capsys.readouterr().err
 
 
-def test_the_pages_prepare_every_set_under_the_names_of_the_recipes():
+def test_the_pages_prepare_every_set_under_the_names_of_the_recipes(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     names = ("data_sets", "evaluation")
     page = "".join((ROOT / "docs" / f"{name}.md").read_text() for name in names)
     blocks = re.findall(r"```\w*\n(.*?)```", page, re.DOTALL)
@@ -131,12 +139,17 @@ def test_the_pages_prepare_every_set_under_the_names_of_the_recipes():
     assert run.returncode == 0, run.stderr
     lines = [line.split() for line in run.stdout.splitlines()]
     got = {line[1].split("/")[1] for line in lines if line[0] == "got"} | {"ai2d", "DocVQA"}
-    commands = [command.parse(line) for line in lines if line[0] != "got"]
-    assert {one.source[0].split("/")[0] for one in commands} <= got
-    read = {one.name for one in commands}
+    lines = [line for line in lines if line[0] != "got"]
+    for _, source, *_ in [*lines, ("", "pixmo-points-eval")]:
+        Path(source).mkdir(parents=True, exist_ok=True)
+    commands = [parse([source, f"{out}/records.jsonl", "--as", name,
+                       *(flag.removeprefix("raw/") for flag in flags)], "")
+                for name, source, out, *flags in lines]
+    assert {one.sources[0].parts[0] for one in commands} <= got
+    read = {one.kind for one in commands}
     named = {*re.findall(r"`(?:prepare )?([\w-]+)`", page)}
-    assert {*SETS} <= read | named
-    written = {one.out for one in commands}
+    assert {*SETS, *BENCHMARKS} <= read | named
+    written = {one.out.parent.name for one in commands}
     groups = published([*stage1.MIXTURE, *stage2.MIXTURE], ".")
     missing = Counter(group["group"] for group in groups for member in group["data"]
                       if Path(member["path"]).parent.name not in written)
@@ -145,6 +158,6 @@ def test_the_pages_prepare_every_set_under_the_names_of_the_recipes():
 
 def test_a_question_has_at_most_as_many_options_as_the_alphabet_has_letters():
     options = [f"option {k}" for k in range(27)]
-    assert annotations.choice("?", "user_qa", options[:26], 25)["answer_idx"] == 25
-    with pytest.raises(annotations.Skip, match="no right option among 2 to 26"):
-        annotations.choice("?", "user_qa", options, 0)
+    assert make.choice("?", "user_qa", options[:26], 25)["answer_idx"] == 25
+    with pytest.raises(Unreadable, match="no right option among 2 to 26"):
+        make.choice("?", "user_qa", options, 0)

@@ -9,7 +9,8 @@ from tests.tools.prepare import cases, video_cases
 from tests.tools.prepare.cases import RED, U, V, W, image_file, sha, xy
 from tests.tools.prepare.command import prepare, write_parquet
 from tests.tools.prepare.video_cases import TIMED_ROWS, track_row
-from tools.prepare.sets import SETS, WITH_TEST_IMAGES
+from tools.convert.flags import WITH_TEST_IMAGES
+from tools.convert.sets import SETS
 
 pytestmark = pytest.mark.extras("pyarrow")
 
@@ -41,12 +42,11 @@ def test_the_miniature_becomes_these_records(name, tmp_path):
     assert counts["skipped"] == case.skipped
     trained_on = list(Records(out / "records.jsonl"))    # training can read all of them
     assert [record["id"] for record in trained_on] == [record["id"] for record in records]
-    lines = [line.split("\t") for line in (out / "urls.txt").read_text().splitlines()]
+    lines = [line.split("\t") for line in (out / "records.urls.txt").read_text().splitlines()]
     assert all(path == sha(url) for url, path in lines)
     images = [image for record in records
               for image in [record.get("image", {}), *record.get("images", [])]]
     assert {image["url"] for image in images if "url" in image} == {url for url, _ in lines}
-    assert counts["urls"] == len(lines)
     for path in (out / "media").glob("*"):
         assert sha(path.read_bytes()) == path.name
 
@@ -62,10 +62,10 @@ def test_an_image_with_many_points_becomes_several_records_of_sixty_at_most(tmp_
     assert [record["id"] for record in records] == [
         "pixmo-points-1", "pixmo-points-1.1", "pixmo-points-1.2", "pixmo-points-1.3"]
     assert counts["skipped"] == {"more than 60 points": 1}
-    assert counts["urls"] == 1
+    assert (tmp_path / "out/records.urls.txt").read_text().count("\n") == 1
 
 
-def test_fetched_images_are_found_with_or_without_extension_and_give_pixels_their_size(tmp_path):
+def test_fetched_images_are_found_without_extension_and_give_pixels_their_size(tmp_path, capsys):
     fetched = tmp_path / "fetched"
     (fetched / "deep").mkdir(parents=True)
     (fetched / f"deep/{sha(U)}.jpg").write_bytes(image_file("red", "jpeg", (640, 480)))
@@ -80,20 +80,21 @@ def test_fetched_images_are_found_with_or_without_extension_and_give_pixels_thei
     assert paths == [f"deep/{sha(U)}.jpg", sha(V), sha(W)]
     sizes = [[a.get("size") for a in record["annotations"]] for record in records]
     assert sizes == [[[640, 480]], [None], [None]]
-    assert counts["skipped"] == {"point outside the image": 1}
-    assert (counts["missing_media"], counts["urls"]) == (1, 3)
+    assert counts["skipped"] == {"wrong record": 1}
+    assert (tmp_path / "out/records.urls.txt").read_text().count("\n") == 3
+    assert "1 of 3 images and videos do not exist" in capsys.readouterr().err
     assert not (tmp_path / "out/media").exists()
 
 
-def test_images_of_clocks_are_found_by_the_id_of_their_row(tmp_path):
+def test_images_of_clocks_are_found_by_the_id_of_their_row(tmp_path, capsys):
     faces = tmp_path / "faces"
     (faces / "deep/face").mkdir(parents=True)
     (faces / "deep/face/003_08:15:30.8_name.png").touch()
     source = write_parquet(tmp_path / "p.parquet", CASES["pixmo-clocks"].rows)
-    records, counts = prepare("pixmo-clocks", source, tmp_path / "out", "--media", faces)
+    records, _ = prepare("pixmo-clocks", source, tmp_path / "out", "--media", faces)
     paths = [record["image"] for record in records]
     assert paths == ["deep/face/003_08:15:30.8_name.png", "face/004"]
-    assert counts["missing_media"] == 1
+    assert "1 of 2 images and videos do not exist" in capsys.readouterr().err
 
 
 FILES = """kw/abc/any name.webm, a/v_act.mkv, a/ytb_you.mp4, d/flat.MOV, d/flat.txt,
@@ -114,16 +115,16 @@ CLIP = track_row("ducks", "track") | {"video": "long", "clip": "p3"}
         "sora2/x": "g/sora2-2fps/x_2fps.mp4", "veo/x": "g/veo/x_2fps.mp4",
         "kling/x": "kling/x_2fps.mp4"}),
 ])
-def test_videos_are_found_by_their_id_wherever_they_lie(tmp_path, name, row, found):
+def test_videos_are_found_by_their_id_wherever_they_lie(tmp_path, name, row, found, capsys):
     videos = tmp_path / "videos"
     for path in FILES.split(","):
         (videos / path.strip()).parent.mkdir(parents=True, exist_ok=True)
         (videos / path.strip()).touch()
     rows = [row | {"video_id": i, "video_dataset": i.split("/")[0]} for i in found]
     source = write_parquet(tmp_path / "c.parquet", rows)
-    records, counts = prepare(name, source, tmp_path / "out", "--videos", videos)
+    records, _ = prepare(name, source, tmp_path / "out", "--videos", videos)
     assert [record["video"]["path"] for record in records] == list(found.values())
-    assert counts["missing_media"] == 1
+    assert f": 1 of {len(found)} images and videos do not exist" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "row", "files"), [
@@ -138,7 +139,7 @@ def test_no_guess_is_made_between_files_of_one_name(name, row, files, tmp_path, 
     records, counts = prepare(name, source, tmp_path / "out", "--media", tmp_path / "media")
     assert not records
     assert counts["skipped"] == {"several files with the name of the row": 1}
-    said = f"several files for 1 name: the row 'x' can mean {' or '.join(files)}. Keep one file"
+    said = f"'x' can mean {' or '.join(files)}; keep one file for each name"
     assert said in capsys.readouterr().err
 
 

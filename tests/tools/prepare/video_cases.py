@@ -18,8 +18,7 @@ TIMED_ROWS = [
     ONE | {"label": "outside", "clip_start": 0.0, "clip_end": 60.0, "two_fps_timestamps": [61.0]},
     ONE | {"label": "miscounted", "count": 2},
 ]
-TIMED_SKIPS = {"no clip of at most 63 s": 1, "point outside the clip": 1,
-               "count is not the number of points": 1}
+TIMED_SKIPS = {"no clip of at most 63 s": 1, "point outside the clip": 1, "wrong record": 1}
 
 
 BOTH = {"mode": ["point_count", "point"]}

@@ -1,11 +1,11 @@
 """Layouts of image and text sets. A layout is a function that converts one row of a set.
 
-in    row: the columns of the set, and the name of the file as "file_name"
-      media: the Media folder
+in    row: the columns of the set
+      job: the media folder, the flags, and the file that is read
       further arguments: constants of the set and flags of the command, see sets.py
 out   head: a dict with the visual input and the weight of the record
       builders: functions without arguments, one per annotation. They are called later, so
-      that a Skip in one annotation does not skip the others.
+      that one annotation that cannot be used does not skip the others.
 
     row       {"image_url": u, "label": "mug", "points": [{"x": 21.4, "y": 55.0}], "count": 1}
     head      {"image": {"path": sha256 of u, "url": u}}
@@ -24,9 +24,9 @@ from functools import partial
 
 from records.errors import Unreadable
 from records.media import image_size
-from tools.prepare import annotations as make
-from tools.prepare.annotations import require, size_of, text_of, text_or_skip, xy_points
-from tools.prepare.media import check_path
+from tools.convert import make
+from tools.convert.make import size_of, skip_unless, text_of, xy_points
+from tools.convert.media import check_path
 
 # sources of Tulu that Molmo2 skips: puzzles, long reasoning, answers about the model itself
 NOT_CHAT = re.compile("puzzle_data|verifiable-reasoning|dino-hardcodes|hardcoded-olmo")
@@ -35,22 +35,22 @@ N_HUMAN = 20901
 N_MACHINE = 7398
 
 
-def captions(row, media):
+def captions(row, job):
     """A caption, and any transcripts of the speech from which it was written."""
     builders = [partial(make.caption, row["caption"], "long_caption")]
     builders += [partial(make.caption, transcript, "transcript")
                  for transcript in row.get("transcripts") or []]
-    return media.visual(row), builders
+    return job.media.visual(row), builders
 
 
-def label_points(row, media, coords, clip=False, method=None, counts=None):
+def label_points(row, job, coords, clip=False, method=None, counts=None):
     """One label per row. The points of PixMo-Count are in pixels of the original image, so the
     size is read from the downloaded file. Rows for evaluation have a count and no points."""
-    head = media.visual(row)
-    file = media.root / head["image"]["path"]
+    head = job.media.visual(row)
+    file = job.media.root / head["image"]["path"]
     points = xy_points(row.get("points"))
     count = row.get("count")
-    require(method in (None, row.get("collection_method")), "another collection_method")
+    skip_unless(method in (None, row.get("collection_method")), "another collection_method")
     if count and not points:
         return head, [partial(make.count, count, row["label"])]
     size = None
@@ -62,35 +62,35 @@ def label_points(row, media, coords, clip=False, method=None, counts=None):
     return head, [builder]
 
 
-def clocks(row, media):
+def clocks(row, job):
     """PixMo-Clocks: the text is a time, such as "7:57:39 AM", or a sentence that no time is shown.
     The set contains no images. The image of a row is found by the id of the row."""
     name = check_path(row["example_id"])
-    text = text_or_skip(row["text"], "answer")
-    reply = f"The time shown is {text}" if text[0].isdigit() else text
+    text = row["text"].strip()
+    reply = f"The time shown is {text}" if text[:1].isdigit() else text
     builder = partial(make.answer, "What time is being shown?", "clocks", reply)
-    return {"image": media.find(name) or name}, [builder]
+    return {"image": job.media.find(name) or name}, [builder]
 
 
-def questions(row, media):
+def questions(row, job):
     builder = partial(make.answer, row["question"], "user_qa", row["answer"])
-    return media.visual(row), [builder]
+    return job.media.visual(row), [builder]
 
 
-def tagged_dialogues(row, media):
+def tagged_dialogues(row, job):
     """Parses "[USER] q1 [ASSISTANT] a1 [USER] q2 [ASSISTANT]". The last answer is in its own
     column."""
     before, *parts = re.split(r"\[(USER|ASSISTANT)\]", row["question"].strip())
     roles = parts[::2]
     *texts, after = parts[1::2]
     alternate = roles == ["USER", "ASSISTANT"] * (len(roles) // 2)
-    require(alternate and not before and not after, "dialogue that does not parse")
-    texts = [text_or_skip(text, "turn") for text in [*texts, row["answer"]]]
+    skip_unless(alternate and not before and not after, "dialogue that does not parse")
+    texts = [text_of(text) for text in [*texts, row["answer"]]]
     turns = list(zip(texts[::2], texts[1::2], strict=True))
-    return media.visual(row), [partial(make.dialogue, turns, "user_qa")]
+    return job.media.visual(row), [partial(make.dialogue, turns, "user_qa")]
 
 
-def pointing_questions(row, media):
+def pointing_questions(row, job):
     """CoSyn-point: the question is the prompt, and the name is the label in the answer."""
 
     def build(question, cell, name):
@@ -100,16 +100,16 @@ def pointing_questions(row, media):
     questions = row["questions"]
     names = row.get("names") or [None] * len(questions)
     cells = zip(questions, row["answer_points"], names, strict=True)
-    return media.visual(row), [partial(build, *each) for each in cells]
+    return job.media.visual(row), [partial(build, *each) for each in cells]
 
 
-def qa_pairs(row, media, style=None, kind=None):
+def qa_pairs(row, job, style=None, image_type=None):
     """Questions about one image, or about two to five images. qa_pairs has lists of questions,
-    explanations and answers. Without a style, `kind` gives the style of CoSyn."""
+    explanations and answers. Without a style, `image_type` gives the style of CoSyn."""
     if not style:
-        style = "cosyn_document" if kind == "document" else f"cosyn_{kind}_exp"
+        style = "cosyn_document" if image_type == "document" else f"cosyn_{image_type}_exp"
     cells = row.get("images", row.get("image_urls"))
-    head = media.visual(row) if "image" in row else media.images(cells)
+    head = job.media.visual(row) if "image" in row else job.media.images(cells)
     pairs = row["qa_pairs"]
     explanations = [None] * len(pairs["question"])
     if style.endswith("_exp") and pairs.get("explanation"):
@@ -129,11 +129,11 @@ def same_label(a, b):
     return a in (b, b + "s", b + "es") or b in (a + "s", a + "es")
 
 
-def points_of_images(row, media):
+def points_of_images(row, job):
     """Every image has a label that a person wrote, and a normalised label. Images whose normalised
     labels are equal except for a plural ending share one annotation, which lists the labels that
     people wrote."""
-    head = media.images(row["image_urls"])
+    head = job.media.images(row["image_urls"])
     labels = row.get("normalized_labels")
     labels = labels or [label.strip().lower() for label in row["labels"]]
     counts = row.get("counts") or [None] * len(labels)
@@ -153,30 +153,29 @@ def points_of_images(row, media):
     return head, [partial(build, *each) for each in members.items()]
 
 
-def crowd_questions(row, media, style):
+def crowd_questions(row, job, style):
     """A question with the answers of several people. Answers are texts or structs."""
     answers = [entry["answer"] if isinstance(entry, dict) else entry
                for entry in row["answers"] or []]
 
     def build():
         texts = [text_of(text) for text in answers if text_of(text)]
-        fields = make.question_fields(row["question"], style)
-        require(texts, "empty answer")
-        return {**fields, "answers": texts}
+        return {"type": "qa", "style": style, "question": text_of(row["question"]),
+                "answers": texts}
 
-    return media.visual(row), [build]
+    return job.media.visual(row), [build]
 
 
-def chart_questions(row, media):
+def chart_questions(row, job):
     """ChartQA. Questions that people wrote have a larger loss weight."""
     row = row | {"question": row["query"], "answers": row["label"]}
-    head, builders = crowd_questions(row, media, "chart_qa")
+    head, builders = crowd_questions(row, job, "chart_qa")
     by_human = row["human_or_machine"] in (0, "human")
     weight = 2 * (N_HUMAN if by_human else N_MACHINE) / (N_HUMAN + N_MACHINE)
     return head | {"weight": weight}, builders
 
 
-def image_choices(row, media, style, options="choices", right="correct_choice_idx"):
+def image_choices(row, job, style, options="choices", right="correct_choice_idx"):
     """options, right: the columns of the options and of the index of the right option."""
     texts = row[options]
     fields = {}
@@ -190,14 +189,14 @@ def image_choices(row, media, style, options="choices", right="correct_choice_id
     parts = [text_of(row.get("hint")), text_of(row["question"])]
     question = "\n".join(part for part in parts if part)
     builder = partial(make.choice, question, style, texts, row[right], **fields)
-    return media.visual(row), [builder]
+    return job.media.visual(row), [builder]
 
 
-def image_set_choices(row, media):
+def image_set_choices(row, job):
     """Lists of questions, of their options, and of the indices of the right options."""
     rights = row["correct_choice_idx"]
     cells = zip(row["mc_question"], row["choices"], rights, strict=True)
-    head = media.images(row["images"])
+    head = job.media.images(row["images"])
 
     def build(question, texts, right):
         return make.choice(question, "mantis_instruct_mc", texts, right, shuffle_options=True)
@@ -205,16 +204,16 @@ def image_set_choices(row, media):
     return head, [partial(build, *each) for each in cells]
 
 
-def conversations(row, media):
+def conversations(row, job):
     """Mantis: every <image> is in front of the first question, or inside the questions. All turns
     become one dialogue."""
-    head = media.images(row["images"])
+    head = job.media.images(row["images"])
     n_images = len(head["images"])
     _, turns = make.split_turns(row["conversation"])
     questions = [question.split("<image>") for question, _ in turns]
     n_placeholders = sum(len(parts) - 1 for parts in questions)
     in_replies = any("<image>" in reply for _, reply in turns)
-    require(n_placeholders in (0, n_images) and not in_replies,
+    skip_unless(n_placeholders in (0, n_images) and not in_replies,
             "placeholders that do not fit the images")
     first = questions[0]
     if len(first) > n_images and not "".join(first[:-1]).strip():
@@ -229,21 +228,21 @@ def conversations(row, media):
         question = [piece for piece in pieces if piece]
         if len(parts) == 1:
             question = parts[0].strip()
-        require(question, "empty question")
+        skip_unless(question, "empty question")
         new_turns.append((question, reply.strip()))
     return head, [partial(make.dialogue, new_turns, "user_qa")]
 
 
-def text_dialogue(row, media, first_tokens):
+def text_dialogue(row, job, first_tokens):
     """Text without images, unchanged. As in Molmo2, rows are filtered by their source and by the
     columns of the classified copy."""
     is_chat = not NOT_CHAT.search(row.get("source") or "")
-    require(is_chat and row.get("category") not in ("code", "non-english"),
+    skip_unless(is_chat and row.get("category") not in ("code", "non-english"),
             "code, another language, puzzles, reasoning")
     n_tokens = row.get("first_message_qwen3_tokens") or 0
-    require(n_tokens <= first_tokens, "first message too long")
+    skip_unless(n_tokens <= first_tokens, "first message too long")
     system, turns = make.split_turns(row["messages"])
     in_text = re.search(r"<\|\w+\|>", json.dumps([system, turns]))
     is_special = in_text or row.get("has_special_token")
-    require(not is_special, "special tokens in the text")
+    skip_unless(not is_special, "special tokens in the text")
     return {}, [partial(make.dialogue, turns, "text_sft", system)]

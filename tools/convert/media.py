@@ -1,11 +1,13 @@
-"""Finds images and videos of published sets in a folder, and writes images to it."""
+"""Finds images and videos in the media folder, and writes images of tables to files."""
 
 import hashlib
 import os
 import re
+from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from tools.prepare.annotations import Skip, number_of, require, text_of
+from records.errors import plural
+from tools.convert.make import number_of, skip_unless, text_of
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".mov", ".webm", ".avi", ".m4v")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff")
@@ -13,20 +15,25 @@ UNFINISHED = (".part", ".draft")  # a download that was interrupted
 
 
 def check_path(path):
-    """Returns the path of a media file. Skip if it is outside the media folder."""
+    """Returns the path of a media file. Unreadable if it is outside the media folder."""
     leaves = path.startswith("/") or ".." in PurePosixPath(path).parts
-    require(not leaves, "path that leaves the media folder")
+    skip_unless(not leaves, "path that leaves the media folder")
     return path
 
 
 class Media:
-    """The media folder. The paths in the records are relative to it."""
+    """The media folder. The paths that layouts make are relative to it. store: the folder for
+    images that a table contains."""
 
-    def __init__(self, root):
+    def __init__(self, root, store=None):
         self.root = Path(root)
-        self.by_stem = {}  # file name without extension -> paths
-        self.by_folder = {}  # folder name -> paths of the videos in it
-        self.unclear = {}  # name that several files have -> their paths
+        self.store = Path(store or root)
+
+    @cached_property
+    def index(self):
+        """-> {file name without extension: paths}, {folder name: paths of the videos in it}."""
+        by_stem = {}
+        by_folder = {}
         for folder, subfolders, names in os.walk(self.root, followlinks=True):
             # sorted, so that the same file is found on every machine
             subfolders.sort()
@@ -34,9 +41,27 @@ class Media:
                 if name.endswith(UNFINISHED):
                     continue
                 path = Path(folder, name).relative_to(self.root).as_posix()
-                self.by_stem.setdefault(os.path.splitext(name)[0], []).append(path)
+                by_stem.setdefault(os.path.splitext(name)[0], []).append(path)
                 if name.lower().endswith(VIDEO_SUFFIXES):
-                    self.by_folder.setdefault(os.path.basename(folder), []).append(path)
+                    by_folder.setdefault(os.path.basename(folder), []).append(path)
+        return by_stem, by_folder
+
+    @cached_property
+    def images_here(self):
+        """-> {file name without extension: absolute paths of the images in the folder itself}."""
+        found = {}
+        for path in self.root.glob("*"):
+            if path.suffix.lower() in IMAGE_SUFFIXES:
+                found.setdefault(path.stem, []).append(str(path.absolute()))
+        return found
+
+    def only_image(self, stem):
+        """The one image in the folder itself that has this name."""
+        found = self.images_here.get(stem, ())
+        number = plural(len(found), "image")
+        skip_unless(len(found) == 1, "missing file",
+                    f"{self.root} has {number} with the name {stem}, but must have exactly one")
+        return found[0]
 
     @staticmethod
     def stem(name):
@@ -47,25 +72,26 @@ class Media:
     def find(self, name, video=False):
         """Path of the file with this name and any extension; for a video also the path of a video
         in a folder with this name; None if there is none. "sora2/clip" must be in a folder
-        sora2 or sora2-2fps. Skip if several files have the name."""
+        sora2 or sora2-2fps. Unreadable if several files have the name."""
         folder, _, stem = f"/{name}".rpartition("/")
-        paths = self.by_stem.get(stem, [])
+        by_stem, by_folder = self.index
+        paths = by_stem.get(stem, [])
         if video:
             paths = [path for path in paths if path.lower().endswith(VIDEO_SUFFIXES)]
-            paths += self.by_folder.get(stem, [])
+            paths += by_folder.get(stem, [])
         ends = (folder, f"{folder}-2fps")
         found = {path for path in paths if f"/{os.path.dirname(path)}".endswith(ends)}
-        if len(found) > 1:
-            self.unclear[name] = sorted(found)
-            raise Skip("several files with the name of the row")
+        skip_unless(len(found) < 2, "several files with the name of the row",
+                    f"{self.root}: '{name}' can mean {' or '.join(sorted(found))}; keep one file "
+                    "for each name, or give each set its own --media")
         return next(iter(found), None)
 
     def by_url(self, url, sha256=None):
         """An image by its URL. The file name is the sha256 of the URL, so two files with this name
         are the same image. sha256: of the bytes."""
-        require(text_of(url) and not re.search(r"[\t\r\n]", url), "no image")
+        skip_unless(text_of(url) and not re.search(r"[\t\r\n]", url), "no image")
         name = hashlib.sha256(url.encode()).hexdigest()
-        image = {"path": self.by_stem.get(name, [name])[0], "url": url}
+        image = {"path": self.index[0].get(name, [name])[0], "url": url}
         if re.fullmatch("[0-9a-f]{64}", sha256 or ""):
             image["sha256"] = sha256
         return image
@@ -74,24 +100,24 @@ class Media:
         """A cell with {bytes, path}, bytes, a path or a URL. Bytes are written to a new file."""
         if isinstance(cell, dict):
             cell = cell.get("bytes") or cell.get("path")
-        require(cell, "no image")
+        skip_unless(cell, "no image")
         if isinstance(cell, str):
             is_url = cell.startswith(("http:", "https:"))
             return self.by_url(cell) if is_url else check_path(cell)
         name = hashlib.sha256(cell).hexdigest()
-        path = self.root / name
+        path = self.store / name
         if not path.exists():
-            self.root.mkdir(parents=True, exist_ok=True)
+            self.store.mkdir(parents=True, exist_ok=True)
             # rename a complete draft, so that a killed command leaves no part of an image
-            draft = self.root / f"{name}.draft"
+            draft = self.store / f"{name}.draft"
             draft.write_bytes(cell)
             draft.replace(path)
-        return name
+        return name if self.store == self.root else str(path.absolute())
 
     def images(self, cells):
         """{"images": ..} from several cells. Molmo2 uses two to five."""
         images = [self.image(cell) for cell in cells]
-        require(2 <= len(images) <= 5, "not 2 to 5 images")
+        skip_unless(2 <= len(images) <= 5, "not 2 to 5 images")
         return {"images": images}
 
     def visual(self, row):
@@ -106,12 +132,12 @@ class Media:
         """{"video": ..} with the first file found under one of these names. If none is found, the
         path is the first name, as an mp4 file if it has no extension of a video. folder: the
         file must be in a folder with this name."""
-        require(all(names), "no video")
+        skip_unless(all(names), "no video")
         names = [f"{folder}/{name}" if folder else name for name in names]
         found = (self.find(self.stem(name), video=True) for name in names)
         first = names[0] if self.stem(names[0]) != names[0] else f"{names[0]}.mp4"
         video = {"path": check_path(next(filter(None, found), first))}
         if number_of(start) is not None and number_of(end) is not None:
-            require(0 <= start < end, "clip that ends before it starts")
+            skip_unless(0 <= start < end, "clip that ends before it starts")
             video |= {"start": start, "end": end}
         return {"video": video}

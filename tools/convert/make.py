@@ -1,24 +1,25 @@
-"""Reads the cells of published sets and makes annotations from them (docs/records.md).
+"""Makes annotations (docs/records.md) from the cells of rows.
 
-A function raises Skip if a row or an annotation cannot be used, and the command counts the
-reasons. The finished records are checked by tools.check, not here.
+The functions choose fields and units. What records/ checks is not checked here: the command checks
+every record before it is written.
 """
 
 import math
 
+from records.check import is_number, is_text, short
+from records.errors import Unreadable
+
 MAX_OPTIONS = 26  # every option has a letter
 MAX_POINTS = 60  # per annotation, and in some sets per record
 UNKNOWN_SIZE = (math.inf, math.inf)  # of an image that is not downloaded yet
+UNIT = (1, 1)  # the size of an image if coordinates are fractions of its sides
 ROLES = {"human": "user", "gpt": "assistant"}
 
 
-class Skip(Exception):
-    """A row, or one annotation of a row, is skipped for this reason."""
-
-
-def require(condition, reason):
+def skip_unless(condition, kind, reason=""):
+    """Skips the row, or the annotation that is made, if the condition is false."""
     if not condition:
-        raise Skip(reason)
+        raise Unreadable(kind, reason)
 
 
 def text_of(value):
@@ -26,15 +27,14 @@ def text_of(value):
     return value.strip() or None if isinstance(value, str) else None
 
 
-def text_or_skip(value, what):
-    text = text_of(value)
-    require(text, f"empty {what}")
-    return text
-
-
 def number_of(value):
     """The value if it is a finite number, else None."""
-    return value if type(value) in (int, float) and abs(value) < 1e300 else None
+    return value if is_number(value) else None
+
+
+def whole(number):
+    """3.0, which a table may contain -> 3. Other values are unchanged."""
+    return int(number) if is_number(number) and number == int(number) else number
 
 
 def size_of(width, height):
@@ -52,83 +52,64 @@ def xy_points(cell):
 
 def labels(label, question=None):
     cells = {"label": text_of(label), "question": text_of(question)}
-    fields = {name: text for name, text in cells.items() if text}
-    require(fields, "no label")
-    return fields
-
-
-def check_inside(points, width, height):
-    """Skip if a point is NaN or over 1 % outside the image. A record must not contain it."""
-    for p in points:
-        inside_x = -width / 100 <= p["x"] <= 1.01 * width
-        inside_y = -height / 100 <= p["y"] <= 1.01 * height
-        require(inside_x and inside_y, "point outside the image")
+    return {name: text for name, text in cells.items() if text}
 
 
 def point(points, coords, label, question=None, size=None, count=None, clip=False,
           max_points=math.inf, counts=None, **fields):
     """points: [{"x":, "y":, "t" or "image":}, ..]. size: [width, height], or None if unknown.
-    clip: move points that are outside the image to its border. count: the published count; Skip
-    if it is not the number of points. counts: (min, max); Skip for fewer or more points."""
-    names = labels(label, question)
+    clip: move points that are outside the image to its border. count: the published count.
+    counts: (min, max); annotations with fewer or more points are skipped."""
     width, height = (100, 100) if coords == "percent" else size or UNKNOWN_SIZE
     if clip:
         points = [p | {"x": min(max(p["x"], 0), width), "y": min(max(p["y"], 0), height)}
                   for p in points]
-    check_inside(points, width, height)
-    require(len(points) <= max_points, f"more than {max_points} points")
+    skip_unless(len(points) <= max_points, f"more than {max_points} points")
     least, most = counts or (0, math.inf)
-    require(least <= len(points) <= most, f"not {least} to {most} points")
+    skip_unless(least <= len(points) <= most, f"not {least} to {most} points")
     if count is not None:
-        require(count == len(points), "count is not the number of points")
-        fields["count"] = len(points)
+        fields["count"] = whole(count)
     if size:
         fields = {"size": size, **fields}
-    return {"type": "point", **names, "coords": coords, **fields, "points": points}
+    return {"type": "point", **labels(label, question), "coords": coords, **fields,
+            "points": points}
 
 
 def count(number, label, question=None):
-    require(number_of(number) is not None and number >= 0, "no count")
-    return {"type": "count", **labels(label, question), "count": int(number)}
+    return {"type": "count", **labels(label, question), "count": whole(number)}
 
 
 def track(label, points, times, rate, mode, size):
     """points: [{"t":, "id":, "x":, "y":, "occluded":}, ..] in pixels. times: the times of the
     frames in seconds. rate: frames per second."""
-    check_inside(points, *(size or UNKNOWN_SIZE))
     fields = {"size": size} if size else {}
     fields |= {"mode": mode, "fps": rate, "times": times}
     if mode == "from_point":  # the prompt contains the first visible point
         query = next((p for p in points if "occluded" not in p), None)
         points = [p for p in points if query and p["id"] == query["id"] and p["t"] > query["t"]]
         fields["query"] = query
-    require(any("occluded" not in p for p in points), "track without a visible point")
+    skip_unless(any("occluded" not in p for p in points), "track without a visible point")
     return {"type": "track", **labels(label), "coords": "pixel", **fields, "points": points}
 
 
 def caption(value, style):
-    return {"type": "caption", "style": style, "text": text_or_skip(value, "caption")}
-
-
-def question_fields(question, style):
-    return {"type": "qa", "style": style, "question": text_or_skip(question, "question")}
+    return {"type": "caption", "style": style, "text": text_of(value)}
 
 
 def answer(question, style, value, **fields):
-    start = question_fields(question, style)
-    return {**start, "answer": text_or_skip(value, "answer"), **fields}
+    return {"type": "qa", "style": style, "question": text_of(question),
+            "answer": text_of(value), **fields}
 
 
 def choice(question, style, options, correct, **fields):
     """A multiple-choice question. options[correct] is the right answer."""
-    start = question_fields(question, style)
     options = [option.strip() for option in options]
     # an option that is given twice gets one letter
     distinct = list(dict.fromkeys(options))
-    require(2 <= len(distinct) <= MAX_OPTIONS and correct in range(len(options)),
-            "no right option among 2 to 26")
-    answer_idx = distinct.index(options[correct])
-    return {**start, "options": distinct, "answer_idx": answer_idx, **fields}
+    skip_unless(2 <= len(distinct) <= MAX_OPTIONS and correct in range(len(options)),
+                "no right option among 2 to 26")
+    return {"type": "qa", "style": style, "question": text_of(question), "options": distinct,
+            "answer_idx": distinct.index(options[correct]), **fields}
 
 
 def dialogue(pairs, style, system=None):
@@ -151,11 +132,44 @@ def split_turns(messages):
     found = []
     pairs = zip(parsed[::2], parsed[1::2], strict=False)
     for (role, question), (next_role, reply) in pairs:
-        require((role, next_role) == ("user", "assistant"), "turns that do not alternate")
-        require(text_of(question) and text_of(reply), "empty turn")
+        skip_unless((role, next_role) == ("user", "assistant"), "turns that do not alternate")
+        skip_unless(text_of(question) and text_of(reply), "empty turn")
         found.append((question, reply))
-    require(found, "turns that do not alternate")
+    skip_unless(found, "turns that do not alternate")
     return system, found
+
+
+def placed(label, places, size):
+    """All places of one label in an image -> a box annotation, a point annotation, or both. They
+    are skipped if one of the places cannot be used.
+
+    places: points [x, y] or boxes [left, top, right, bottom], which are clipped to the image, or
+    the reason as an Unreadable. size: (width, height), UNIT, or None if unknown.
+    """
+
+    def need(condition, kind, reason):
+        skip_unless(condition, kind, f"label {short(label)}: {reason}")
+
+    for place in places:
+        need(not isinstance(place, Unreadable), *getattr(place, "args", ("", "")))
+        need(all(map(is_number, place)) and len(place) in (2, 4), "wrong numbers",
+             f"not a point, box or polygon: {short(place)}")
+    need(is_text(label), "no label", "the file has no name for this label")
+    need(label not in ("__ignore__", "_background_"), "no object",
+         "LabelMe uses this label for pixels without an object")
+    need(size, "no size", "the file does not contain the width and height of the image")
+    need(len(places) <= MAX_POINTS, f"more than {MAX_POINTS} points",
+         "training skips such annotations")
+    fields = {"label": label.strip(), "coords": "unit" if size == UNIT else "pixel"}
+    points = [{"x": place[0], "y": place[1]} for place in places if len(place) == 2]
+    boxes = []
+    for left, top, right, bottom in (place for place in places if len(place) == 4):
+        box = [max(left, 0), max(top, 0), min(right, size[0]), min(bottom, size[1])]
+        need(box[0] < box[2] and box[1] < box[3], "a box without an area",
+             "no part of it is inside the image")
+        boxes.append({"box": [round(side, 6) for side in box]})
+    found = [{"type": "box", **fields, "form": "xyxy", "boxes": boxes}] if boxes else []
+    return found + ([{"type": "point", **fields, "points": points}] if points else [])
 
 
 def split(annotations, max_points):

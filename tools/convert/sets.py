@@ -1,31 +1,20 @@
-"""The published sets with their layouts and columns (docs/data_sets.md).
+"""The layouts of published sets (docs/data_sets.md); images.py and videos.py have the functions."""
 
-A column whose name ends in "?" may be missing.
-"""
-
-import math
-from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
 
-from tools.prepare import images, videos
-from tools.prepare.annotations import MAX_POINTS
-
-
-class PublishedSet(NamedTuple):
-    layout: Callable  # a function in images.py or videos.py
-    columns: str
-    group: bool = True  # merge the rows of one visual input into one record
-    max_points: float = math.inf  # per record
-    flags: tuple = ()  # flags of the command that are arguments of the layout
+from tools.convert import images, videos
+from tools.convert.layout import Layout, rows_in
+from tools.convert.make import MAX_POINTS
 
 
-def by_input(layout, columns, group=True, max_points=math.inf, flags=(), **fixed):
-    """fixed: arguments of the layout that are the same for all rows of the set."""
-    return PublishedSet(partial(layout, **fixed), columns, group, max_points, flags)
+def by_input(convert, columns, **more):
+    """more: fields of the layout, and arguments of `convert` that are the same for all rows."""
+    fields = {key: more.pop(key) for key in Layout.__annotations__ if key in more}
+    return Layout(partial(convert, **more), columns, published=True, many=True,
+                  **{"group": True, **fields})
 
 
-def pixmo_points(columns="image_sha256? count?", method=None):
+def pixmo_points(columns="image_sha256? count? -collection_method", method=None):
     """PixMo-Points. The coordinates are percent of the image, although its page says pixels.
     method: rows with another collection_method are skipped."""
     columns = f"image_url points label {columns}"
@@ -34,14 +23,13 @@ def pixmo_points(columns="image_sha256? count?", method=None):
 
 
 by_row = partial(by_input, group=False)
+DATA = partial(rows_in, "data")  # a .json file may have its rows in this field
 BY_METHOD = "image_sha256? count? collection_method"
 CROWD = "image question answers"
 CAPTION_QA = "video_id Question Answer NegativeAnswers"
 CLIP = "video_duration? clip_start? clip_end? question?"
 TIMED_POINTS = f"video_id two_fps_timestamps points count label {CLIP}"
-BOTH_MODES = ("point_count", "point")  # training draws one of them each time
-# sets that can contain images of allenai/pixmo-points-eval; the official code skips these rows
-WITH_TEST_IMAGES = ("pixmo-points", "pixmo-points-basic", "pixmo-points-high-frequency")
+BOTH_MODES = ["point_count", "point"]  # training draws one of them each time
 MAX_S = 63  # longest clip in seconds, in sets to train on
 
 SETS = {
@@ -51,7 +39,7 @@ SETS = {
     "pixmo-points": pixmo_points(),
     "pixmo-points-basic": pixmo_points(BY_METHOD, "pointing"),
     "pixmo-points-high-frequency": pixmo_points(BY_METHOD, "counting"),
-    "pixmo-points-eval": pixmo_points("image_sha256?"),
+    "pixmo-points-eval": pixmo_points("image_sha256? -masks"),
     "pixmo-count": by_input(
         images.label_points, "image_url label count image_sha256? points?",
         max_points=MAX_POINTS, flags=("counts",), coords="pixel"),
@@ -60,14 +48,14 @@ SETS = {
         images.questions, "image_url question answer image_sha256?"),
     "pixmo-cap-qa": by_input(images.tagged_dialogues, "image_url question answer"),
     "cosyn-point": by_row(images.pointing_questions, "image questions answer_points names?"),
-    "cosyn-400k": by_row(images.qa_pairs, "image qa_pairs", flags=("kind",)),
+    "cosyn-400k": by_row(images.qa_pairs, "image qa_pairs", flags=("image_type",)),
     "multi-image-qa": by_input(images.qa_pairs, "image_urls qa_pairs", style="correction_qa"),
-    "syn-multi-image-qa": by_row(images.qa_pairs, "images qa_pairs", flags=("kind",)),
+    "syn-multi-image-qa": by_row(images.qa_pairs, "images qa_pairs", flags=("image_type",)),
     "multi-image-point": by_row(
         images.points_of_images, "image_urls labels points counts? normalized_labels?"),
     "vqa2": by_input(images.crowd_questions, CROWD, style="vqa2"),
-    "textvqa": by_row(images.crowd_questions, CROWD, style="text_vqa"),
-    "docvqa": by_row(images.crowd_questions, CROWD, style="doc_qa"),
+    "textvqa": by_row(images.crowd_questions, CROWD, style="text_vqa", regroup=DATA),
+    "docvqa": by_row(images.crowd_questions, CROWD, style="doc_qa", regroup=DATA),
     "chartqa": by_row(images.chart_questions, "image query label human_or_machine"),
     "ai2d": by_row(
         images.image_choices,
@@ -106,7 +94,7 @@ SETS = {
     "track-instruction": by_row(
         videos.trajectories,
         "video expression fps sampling_fps task frame_trajectories clip? video_dataset? width? "
-        "height? mask_id?"),
+        "height? mask_id? -start_frame -end_frame"),
     "molmo2-videotrack": by_row(
         videos.positions, "video fps exp points clip? video_dataset? w? h? mask_id?"),
     "llava-video-178k": by_input(videos.conversations, "conversations video data_source?"),
@@ -117,5 +105,5 @@ SETS = {
     "tulu": by_row(
         images.text_dialogue,
         "messages source? category? first_message_qwen3_tokens? has_special_token?",
-        flags=("first_tokens",)),
+        flags=("first_tokens",), regroup=DATA),
 }

@@ -7,8 +7,8 @@ import math
 import re
 from functools import partial
 
-from tools.prepare import annotations as make
-from tools.prepare.annotations import number_of, require, size_of, text_of, xy_points
+from tools.convert import make
+from tools.convert.make import number_of, size_of, skip_unless, text_of, xy_points
 
 # Molmo2 skips these videos, since they cannot be decoded.
 CORRUPT = {"0OfUqrbRa2Y", "mTXBQzptWAg", "NyuA4FatDQk", "a_", "gsfIHiBB6xE", "bXApJtAf6Qo",
@@ -32,23 +32,23 @@ FRAME_TOLERANCE_S = 0.01  # between the time of a track point and its frame
 HALF_FRAME_S = 0.25  # at two frames per second
 
 
-def video_captions(row, media, min_score):
+def video_captions(row, job, min_score):
     name = row["video_id"]
     score = row["annotation_score"]
-    require(name not in CORRUPT, "video known not to decode")
-    require((score or 0) >= min_score, f"annotation_score below {min_score:g}")
+    skip_unless(name not in CORRUPT, "video known not to decode")
+    skip_unless((score or 0) >= min_score, f"annotation_score below {min_score:g}")
     start = row.get("video_start")
     end = row.get("video_end")
-    head = media.video(name, f"v_{name}", f"ytb_{name}", start=start, end=end)
+    head = job.media.video(name, f"v_{name}", f"ytb_{name}", start=start, end=end)
     builders = [partial(make.caption, row[column], style)
                 for column, style in CAPTION_STYLES.items() if row.get(column)]
     return head, builders
 
 
-def negative_answers(row, media):
+def negative_answers(row, job):
     """A multiple-choice question. The right answer comes first here; training shuffles the options.
     All rows of a video have the same subtitles."""
-    head = media.visual(row)
+    head = job.media.visual(row)
     subtitles = [(line["start"], line["end"], text_of(line["text"]))
                  for line in row.get("subtitle") or []]
     lines = [{"start": start, "end": end, "text": text}
@@ -62,7 +62,7 @@ def negative_answers(row, media):
     return head, [builder]
 
 
-def video_points(row, media, coords="percent", mode="", max_seconds=math.inf, counts=None):
+def video_points(row, job, coords="percent", mode="", max_seconds=math.inf, counts=None):
     """The cell points[i] belongs to time i. It is a list of points, or one point in sets for
     evaluation. Sets for counting have no points. Times are seconds of the whole video, not of the
     clip. max_seconds: longer clips are skipped. A set of several sources, which may contain the
@@ -73,11 +73,11 @@ def video_points(row, media, coords="percent", mode="", max_seconds=math.inf, co
     is_clip = None not in (start, end)
     first = start if is_clip else 0
     last = end if is_clip else row.get("video_duration") or math.inf
-    require(last == math.inf or last - first <= max_seconds,
+    skip_unless(last == math.inf or last - first <= max_seconds,
             f"no clip of at most {max_seconds} s")
     folder = "/".join(filter(None, [row.get("subset"), row.get("dataset")]))
-    names = (f"{media.stem(name)}_2fps", name)
-    head = media.video(*names, folder=folder, start=start, end=end)
+    names = (f"{job.media.stem(name)}_2fps", name)
+    head = job.media.video(*names, folder=folder, start=start, end=end)
     label = row["label"] if "label" in row else row["category"].lower()
     question = row.get("question")
     if "points" not in row:
@@ -91,7 +91,7 @@ def video_points(row, media, coords="percent", mode="", max_seconds=math.inf, co
             points += [{"t": t, **point} for point in xy_points(cells)]
         low = max(first - HALF_FRAME_S, 0)
         in_clip = all(low <= point["t"] <= last + HALF_FRAME_S for point in points)
-        require(in_clip, "point outside the clip")
+        skip_unless(in_clip, "point outside the clip")
         size = size_of(row["width"], row["height"]) if coords == "pixel" else None
         return make.point(points, coords, label, question, size, row["count"],
                           max_points=make.MAX_POINTS, counts=counts, mode=mode)
@@ -109,20 +109,20 @@ def belongs(object_id, row):
     return not row.get("mask_id") or str(object_id) in map(str, row["mask_id"])
 
 
-def tracked_video(row, media):
+def tracked_video(row, job):
     """The file in which the objects are tracked. If the row has a clip, `video` is only the source
     that the clip was cut from. Clips of different sources may have the same name, so the clip is
     in the folder video_dataset."""
-    return media.video(row.get("clip") or row["video"], folder=row.get("video_dataset"))
+    return job.media.video(row.get("clip") or row["video"], folder=row.get("video_dataset"))
 
 
-def trajectories(row, media):
+def trajectories(row, job):
     """Every frame has the points of all objects. Times are seconds of the clip's own file."""
     fps = row["fps"]
     rate = number_of(row["sampling_fps"])
     mode = TRACK_MODES.get(row["task"])
-    require(mode, "another task")
-    require(rate and fps % rate == 0, "fps is no multiple of the sampling rate")
+    skip_unless(mode, "another task")
+    skip_unless(rate and fps % rate == 0, "fps is no multiple of the sampling rate")
     frames = {}  # {time: points}; yt-vis has all frames, of which some are skipped
     for frame in row["frame_trajectories"]:
         nearest = round(frame["time"] * rate) / rate
@@ -137,18 +137,18 @@ def trajectories(row, media):
                 place = {"t": t, "id": p["id"], "x": x, "y": y}
                 hidden = {"occluded": True} if p.get("occluded") else {}
                 points.setdefault((t, p["id"]), place | hidden)
-    head = tracked_video(row, media)
+    head = tracked_video(row, job)
     size = size_of(row.get("width"), row.get("height"))
     points = list(points.values())
     return head, [partial(make.track, row["expression"], points, times, rate, mode, size)]
 
 
-def positions(row, media):
+def positions(row, job):
     """Every object has one position, or null, per frame of the clip."""
     fps = row["fps"]
     rate = next((rate for rate in (2, 1) if fps % rate == 0), None)
-    require(rate, "fps is no multiple of the sampling rate")
-    head = tracked_video(row, media)
+    skip_unless(rate, "fps is no multiple of the sampling rate")
+    head = tracked_video(row, job)
     paths = {track["object_id"]: track["points"] for track in row["points"]
              if belongs(track["object_id"], row)}
     n_frames = max(map(len, paths.values()), default=0)
@@ -165,24 +165,24 @@ def positions(row, media):
     return head, [builder]
 
 
-def conversations(row, media, source=""):
+def conversations(row, job, source=""):
     """LLaVA-Video. The placeholder of the video is <image>, and the video file is
     data_source/video. The name of the JSON file contains the kind, which gives the style. Every
     question with its answer becomes an annotation.
 
     source: a regular expression that data_source must match."""
     folder = row.get("data_source") or ""
-    require(re.search(source, folder), "another source")
-    kind = re.search(r"_(oe|mc|cap)(?=[_.-])", row["file_name"])
+    skip_unless(re.search(source, folder), "another source")
+    kind = re.search(r"_(oe|mc|cap)(?=[_.-])", job.path.name)
     style = CONVERSATION_STYLES[kind[1]] if kind else "user_qa"
 
     def build(question, reply):
         question, n_placeholders = re.subn(r"\s*<(image|video)>\s*", "", question)
-        require(n_placeholders <= 1, "placeholders that do not fit the video")
+        skip_unless(n_placeholders <= 1, "placeholders that do not fit the video")
         if style == "video_long_caption":
             return make.caption(reply, style)
         return make.answer(question, style, reply)
 
-    head = media.video(f"{folder}/{row['video']}".lstrip("/"), row["video"])
+    head = job.media.video(f"{folder}/{row['video']}".lstrip("/"), row["video"])
     _, turns = make.split_turns(row["conversations"])
     return head, [partial(build, *turn) for turn in turns]

@@ -1,0 +1,85 @@
+"""Reads the entries of all files: rows, their layouts, and what the layouts make of them."""
+
+from itertools import groupby
+
+from records.check import short
+from records.errors import DataError, Unreadable, UserError
+from tools.convert.layout import Layout
+from tools.convert.layouts import LAYOUTS, files_of, layout_of
+from tools.convert.make import skip_unless, text_of
+from tools.convert.rows import published_files, read_rows
+
+
+def read_sources(args, job):
+    """Yields (name of a layout, where, row) of all files."""
+    for source in args.sources:
+        files, of_text = files_of(source, args.kind, args.split)
+        for path in files:
+            job.path = path
+            for where, row in read_rows(path, args.layout if of_text == args.kind else None):
+                if args.ignore and isinstance(row, dict):
+                    row = {key: value for key, value in row.items() if key not in args.ignore}
+                name = args.kind or (layout_of(row) if path.suffix != ".txt" else of_text)
+                if len(files) > 1 and name in LAYOUTS and not LAYOUTS[name].many:
+                    raise DataError(f"{where}: a folder with several files of this kind must "
+                                    "contain files of LabelMe; give one file instead of the folder")
+                yield name, where, row
+
+
+def readable(rows, report):
+    """Yields (where, row) of the rows that could be read."""
+    for where, row in rows:
+        with report.skipping(where):
+            if isinstance(row, Unreadable):
+                report.read["broken lines"] += 1
+                raise row
+            yield where, row
+
+
+def rows_of_media(args, job):
+    """Yields (name of a layout, where, row), after `regroup` of the layouts."""
+    for name, run in groupby(read_sources(args, job), key=lambda found: found[0]):
+        rows = readable(((where, row) for _, where, row in run), job.report)
+        regroup = LAYOUTS[name].regroup if name in LAYOUTS else None
+        if regroup:
+            rows = regroup(rows, job)
+        yield from ((name, *found) for found in rows)
+
+
+def read_entries(args, job):
+    """Yields (where, head, annotations, layout), which are not checked yet."""
+    excluded = read_urls(args.exclude) if args.exclude else set()
+    for name, where, row in rows_of_media(args, job):
+        if isinstance(row, dict) and "id" in row:
+            where += f" id {short(row['id'])}"
+        with job.report.skipping(where):
+            job.report.read[name.partition(";")[0]] += 1
+            skip_unless(isinstance(row, dict), "wrong record",
+                        f"an entry must be an object, not {short(row)}")
+            skip_unless(name in LAYOUTS, "unknown format", f"this is {name}")
+            if excluded:
+                urls = [row.get("image_url"), *(row.get("image_urls") or [])]
+                skip_unless(excluded.isdisjoint(urls), "excluded")
+            for head, annotations in LAYOUTS[name].read(row, job):
+                skip_unless(annotations, "nothing to train on")
+                made = []
+                for annotation in annotations:
+                    with job.report.skipping(where):
+                        found = annotation() if callable(annotation) else annotation
+                        made += found if isinstance(found, list) else [found]
+                if made:
+                    yield where, head, made, LAYOUTS[name]
+
+
+def read_urls(path):
+    """The URLs of the images of a set: published files, or the .urls.txt of this command."""
+    if path.suffix == ".txt":
+        lines = path.read_text(encoding="utf-8").splitlines()
+        urls = {line.split("\t")[0].strip() for line in lines} - {""}
+    else:
+        layout = Layout(None, "image_url")
+        rows = (row for file in published_files(path) for _, row in read_rows(file, layout))
+        urls = {row.get("image_url") if isinstance(row, dict) else None for row in rows}
+    if not urls or not all(map(text_of, urls)):
+        raise UserError(f"--exclude {path}: each row must have the URL of an image")
+    return urls
