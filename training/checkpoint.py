@@ -16,7 +16,9 @@ import json
 import os
 import pickle
 import re
+import shlex
 import shutil
+import sys
 import warnings
 from contextlib import suppress
 from pathlib import Path
@@ -28,6 +30,7 @@ import torch.distributed.checkpoint as dcp
 
 from records.errors import RunError, UserError, is_first_process, warn
 from training.config import field_values
+from training.log import best_step, read_log
 from training.sources import list_changes
 from weights import files, lora
 
@@ -36,7 +39,8 @@ warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.distribu
 
 STEP = re.compile("step-[1-9][0-9]*")  # str.isdigit accepts digits such as ², which int() refuses
 # Files in a run directory
-RUN_FILES = ("config.json", "log.jsonl", "loss.png", "scores.png", "progress.gif")
+RUN_FILES = ("config.json", "log.jsonl", "loss.png", "scores.png", "progress.gif",
+             "result.json")
 # Fields that may change when a run is resumed. They affect layout, speed and reports. The fields
 # preset and model matter only at the start of a run.
 LAYOUT_FIELDS = {
@@ -69,7 +73,10 @@ def find(args):
     """-> the Checkpoint in --out from which the run continues. UserError if the run may not write
     to --out, or if the run there started from other weights than --init. Deletes nothing."""
     out = Path(args.out)
-    found = find_newest(out) if args.resume else Checkpoint()
+    found = find_newest(out, args.finish_at) if args.resume else Checkpoint()
+    if args.finish_at and not found.folder:
+        raise UserError(f"--finish-at {args.finish_at}: {out} has no complete checkpoint of this "
+                        f"step; it has checkpoints of the steps {list_steps(out)}")
     init = args.else_init or args.init
     if found.folder:
         began = found.state["init"] or "new weights"
@@ -103,9 +110,12 @@ class Reader(dcp.FileSystemReader):
             return Unpickler(file).load()
 
 
-def find_newest(out):
-    """-> the newest Checkpoint in `out` that is not damaged; without one, Checkpoint()."""
+def find_newest(out, only=0):
+    """-> the newest Checkpoint in `out` that is not damaged; without one, Checkpoint(). only: if it
+    is not 0, the one step that counts."""
     for step in list_steps(out):
+        if only not in (0, step):
+            continue
         folder = out / f"step-{step}"
         with suppress(Exception):  # a damaged file may raise any exception
             state = json.loads((folder / "state.json").read_bytes())
@@ -224,7 +234,8 @@ def save(run, model, optimizer, step, position):
 
 
 def complete(run, part, state):
-    """Writes the last files of a checkpoint, renames its folder, removes the oldest checkpoints."""
+    """Writes the last files of a checkpoint, renames its folder, removes the oldest checkpoints,
+    but never the one with the lowest held-out loss."""
     run.tokenizer.save(part)
     state["files"] = {path.name: path.stat().st_size for path in sorted(part.iterdir())}
     state["sha256"] = hash_without_tensors(part, state)
@@ -237,8 +248,10 @@ def complete(run, part, state):
     part.rename(whole)
     sync(run.out)
     earlier = [step for step in list_steps(run.out) if step <= state["step"]]
+    best = best_step(read_log(run.out / "log.jsonl"))
     for step in earlier[run.config.keep :] if run.config.keep else ():
-        shutil.rmtree(run.out / f"step-{step}")
+        if step != best:
+            shutil.rmtree(run.out / f"step-{step}")
 
 
 def sync(path):
@@ -273,3 +286,33 @@ def restore(folder, model, optimizer):
                  no_dist=not dist.is_initialized())
     except dcp.api.CheckpointException as e:
         raise UserError(f"--resume: {folder} does not fit this model: {explain(e)}") from None
+
+
+def repeat_command(*flags):
+    """-> the command of this process for a shell, with these flags in place of the flags that
+    concern an earlier run, such as --resume. Without flags, the command stays as it is."""
+    # unlike sys.argv, it has the -m of python -m; the -u is from torchrun
+    words = [word for word in sys.orig_argv[1:] if word != "-u"]
+    if flags:
+        words = [word for word in words if word not in ("--overwrite", "--resume")]
+        if not {"--resume-anyway", "--resume_anyway"} & {*words} or flags != ("--resume",):
+            words += flags
+    local = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    launch = "python"
+    if os.environ.get("WORLD_SIZE", "1") != local:
+        launch = "torchrun on every node as before, with"
+    elif local != "1":
+        launch = f"torchrun --standalone --nproc-per-node {local}"
+    return f"{launch} {shlex.join(words)}"
+
+
+def how_to_go_on(run):
+    """-> what an interrupted run has saved, and the command that continues it. run: None if nothing
+    has been written yet. Then the same command can be repeated."""
+    if not run:
+        return f"nothing was written; start again with: {repeat_command()}"
+    may_resume = bool(list_steps(run.out))
+    if (run.out / "model").exists() and not may_resume:
+        return f"the trained weights are in {run.out}/model, but were not evaluated"
+    kept = "continue with" if may_resume else "nothing was saved; start again with"
+    return f"{kept}: {repeat_command('--resume')}"

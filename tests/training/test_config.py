@@ -110,7 +110,7 @@ def test_a_stage_of_ones_own_needs_settings_for_the_toy_and_has_the_records_of_s
     found = []
     for stage in ("3", "4"):
         assert run(tmp_path / stage, *SMALL, "--stage", stage, "--data.max_tokens=2048", "--batch",
-                   "1", "--steps", "1", "--save-every", "0") == 0
+                   "1", "--steps", "1", "--save-every", "0", "--json") == 0
         found.append(json.loads(capsys.readouterr().out.splitlines()[-1])["loss"])
     assert found[0] == found[1]
 
