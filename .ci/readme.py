@@ -1,6 +1,6 @@
 """The commands of README.md and docs/, taken from the pages instead of being typed again here.
 
-    python .ci/readme.py install           the first pip command
+    python .ci/readme.py install           the pip command of a machine with a GPU, which fits all
     python .ci/readme.py first             the first training command, which runs in full
     python .ci/readme.py tests             the first test command, for a plain install
     python .ci/readme.py readme            README's other commands; the steps they name are capped
@@ -80,7 +80,7 @@ def check_stderr(path):
 def main(what, *arguments):
     readme = commands(README)
     if what == "install":
-        print(next(command for command in readme if command.startswith("pip install")))
+        print(re.search(r"pip install -r requirements\.txt", README.read_text(encoding="utf-8"))[0])
     elif what == "first":
         assert FIRST in readme, f"README.md does not show: {FIRST}"
         print(FIRST)

@@ -47,11 +47,11 @@ CEILINGS = {
     "the seven modules, tokens per statement": 13.3,
     "imported by train.py, without evaluation/ and toy/": 51_270,
     "the same, in files": 43,
-    "all Python but tests": 139_840,
+    "all Python but tests": 140_600,
     "tools/": 54_950,
     "tools/bench/": 12_540,
     "tools/convert/, tools/prepare/ and tools/benchmarks.py": 22_200,
-    "tests/": 187_960,
+    "tests/": 188_850,
 }
 
 # Packages that requirements.txt does not install: functions that need one import it when they are
