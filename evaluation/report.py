@@ -259,18 +259,14 @@ def draw_curves(out):
 
 
 def draw_progress(out):
-    """Draws scores.png in the run directory `out`: scores over the minutes of training.
-    A score needs two or more values. If no score has them, no file is written."""
-    minutes = 0
+    """Draws scores.png in the run directory `out`, with the steps of loss.png. A score needs two or
+    more values. If no score has them, no file is written."""
     series = {name: [] for name in IMAGE_TARGETS | VIDEO_TARGETS}
-    for line in read_log(out / "log.jsonl"):
-        if "loss" in line:
-            minutes += line.get("seconds", 0) / 60
-        for _, found in read_scores([line]):
-            for name in found.keys() & series:
-                series[name].append((minutes, found[name]))
-    series = {name: points for name, points in series.items() if len(points) > 1}
-    line_chart(series, out / "scores.png", "minutes", "score")
+    for step, found in read_scores(read_log(out / "log.jsonl")):
+        for name in found.keys() & series:
+            series[name].append((step, found[name]))
+    series = {name: sorted(points) for name, points in series.items() if len(points) > 1}
+    line_chart(series, out / "scores.png", "step", "score")
 
 
 def print_end(run, loss, scores, best):

@@ -4,6 +4,7 @@ import argparse
 import fcntl
 import importlib
 import os
+import re
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -88,7 +89,19 @@ def require_file(path):
         name = str(path)[:300]
         if not name.isascii() and sys.getfilesystemencoding() != "utf-8":
             name = f"{name!a} has letters that your locale cannot encode; set PYTHONUTF8=1"
-        raise Unreadable("missing file", name)
+        raise Unreadable("missing file", name + hint_of_path(path))
+
+
+def hint_of_path(path):
+    """-> what is wrong with a path that is no file, as the end of a sentence; "" if it is only
+    missing."""
+    name = str(path)
+    if re.search(r"(^|/)[A-Za-z]:[\\/]", name):
+        return ("; this is a path of Windows, where this code does not run; in WSL, "
+                "C:\\Users is /mnt/c/Users")
+    if "~" in Path(name).parts:
+        return "; ~ is not replaced here, so write the path of your home folder"
+    return "; this is a folder" if os.path.isdir(name[:4096]) else ""
 
 
 def command_name():

@@ -45,13 +45,13 @@ MAX_FUNCTION_LINES = 60              # but for tests
 CEILINGS = {
     "the seven modules": 16_310,
     "the seven modules, tokens per statement": 13.3,
-    "imported by train.py, without evaluation/ and toy/": 51_270,
+    "imported by train.py, without evaluation/ and toy/": 51_550,
     "the same, in files": 43,
-    "all Python but tests": 140_600,
+    "all Python but tests": 140_870,
     "tools/": 54_950,
     "tools/bench/": 12_540,
     "tools/convert/, tools/prepare/ and tools/benchmarks.py": 22_200,
-    "tests/": 188_850,
+    "tests/": 189_230,
 }
 
 # Packages that requirements.txt does not install: functions that need one import it when they are

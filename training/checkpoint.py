@@ -229,6 +229,8 @@ def save(run, model, optimizer, step, position):
     except (OSError, dcp.api.CheckpointException) as e:
         # frees the disk, which may be full
         shutil.rmtree(part, ignore_errors=True)
+        if explain(e) == "KeyboardInterrupt":  # torch catches Ctrl-C, too
+            raise KeyboardInterrupt from None
         raise RunError(f"the checkpoint of step {step} cannot be written: {explain(e)}; --resume "
                        "continues from the checkpoint before it") from None
 

@@ -265,6 +265,8 @@ def parse(argv=None):
         key = unknown[0].partition("=")[0]
         near = difflib.get_close_matches(key, parser._option_string_actions, 1)
         hint = f"did you mean {near[0]}?" if near else "--help lists all"
+        if key in ("--lr", "--learning_rate"):
+            hint = "each part has its own: --lr.llm, --lr.connector and --lr.vit"
         if key == "--beta":
             hint = "python -m examples.preferences trains on preference pairs"
         parser.error(f"{key}: no such flag or field; {hint}")

@@ -97,11 +97,11 @@ def test_sources_beyond_the_eight_in_most_steps_are_one_line(drawn, tmp_path):
     assert series["others (52) 5.000"] == [(1, (1 + sum(range(10, 61))) / 52), (2, 5.0)]
 
 
-def test_scores_stand_at_the_minutes_trained_by_then(drawn, run_folder):
+def test_scores_stand_at_the_steps_of_the_losses(drawn, run_folder):
     report.draw_progress(run_folder)
     ((series, xlabel, _),) = drawn
-    assert series == {"point_f1": [(1.0, 0.25), (2.5, 0.75)]}
-    assert xlabel == "minutes"
+    assert series == {"point_f1": [(2, 0.25), (3, 0.75)]}
+    assert xlabel == "step"
 
 
 @pytest.fixture

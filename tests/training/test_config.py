@@ -164,6 +164,9 @@ def test_a_config_is_read_from_the_json_of_a_run():
 
 MISTAKES = [
     (["--stpes", "3"], "--stpes: no such flag or field; did you mean --steps?"),
+    (["--lr", "1e-3"], "--lr: no such flag or field; each part has its own: --lr.llm, --lr.conn"),
+    (["--learning-rate=1"], "--learning_rate: no such flag or field; each part has its own: --lr."),
+    (["--tiny", "--data", "x", "--eval-every", "5"], "--eval_every needs --eval FILE"),
     (["--beta=0.1"], "--beta: no such flag or field; python -m examples.preferences trains on"),
     (["--compile=maybe"], "--compile: invalid true_or_false value: 'maybe'"),
     (["--betas=0.9,1"], "--betas needs two numbers from 0 to below 1"),

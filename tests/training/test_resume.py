@@ -357,6 +357,17 @@ def test_sigterm_beside_the_steps_ends_the_run_where_nothing_is_lost(
     assert_same_run(out, whole)
 
 
+def test_ctrl_c_while_a_checkpoint_is_written_is_no_broken_disk(
+        records, tmp_path, monkeypatch, capsys):
+    """torch turns it into its own exception."""
+    def interrupted(*_, **options):
+        raise dcp.api.CheckpointException("", {0: (KeyboardInterrupt(), None)})
+
+    monkeypatch.setattr(dcp, "save", interrupted)
+    assert run(tmp_path / "out", *RECIPE, *records) == 130
+    sentence(capsys, "interrupted; nothing was saved; start again with")
+
+
 def test_the_checkpoint_with_the_lowest_held_out_loss_stays_and_ends_the_run_when_asked(
         records, tmp_path, monkeypatch, capsys):
     """With --keep 1, after SIGTERM and --resume. The first of two held-out sets decides."""
