@@ -48,7 +48,6 @@ from training.log import (
     describe_unreadable,
     end,
     end_if_explained,
-    how_to_go_on,
     make_head,
     make_line,
     stop_nonfinite,
@@ -290,9 +289,9 @@ def dropout_seed(seed, step, rank):
 # the end
 
 
-def finish(run, model, log, report, began):
+def finish(run, model, log, report, began, as_json):
     """Saves weights, tokenizer and the settings that inference needs. Then `report` evaluates the
-    model and prints the scores."""
+    model and prints the scores, with as_json also as JSON."""
     folder = run.out / "model"
     whole = files.whole_copy(model, "cpu", torch.float32, keep=run.ranks.first)
     if run.ranks.first:
@@ -308,7 +307,7 @@ def finish(run, model, log, report, began):
     if run.ranks.first:
         warn(describe_unreadable(run.out))
         seconds = time.monotonic() - began
-        report.end(run, log, scores, seconds)
+        report.end(run, log, scores, seconds, as_json)
 
 
 def main(argv=None, open_objective=None):
@@ -340,16 +339,16 @@ def main(argv=None, open_objective=None):
                 warn(describe_jump(run, {group["name"]: group["lr"]
                                          for group in optimizer.param_groups}))
             train(run, model, groups, optimizer, objective, log, report, args.eval_every)
-            finish(run, model, log, report, began)
+            finish(run, model, log, report, began, args.json)
     # exit status 2: the user can correct it; 1: the run failed; 143 and 130: a signal ended it
     except (UserError, DataError) as e:
         end(2, e)
     except (RunError, Unreadable, OSError) as e:
         end(1, e)
     except Terminated as e:
-        end(143, f"{e}; {how_to_go_on(run)}")
+        end(143, f"{e}; {checkpoint.how_to_go_on(run)}")
     except KeyboardInterrupt:
-        end(130, f"interrupted; {how_to_go_on(run)}")
+        end(130, f"interrupted; {checkpoint.how_to_go_on(run)}")
     except RuntimeError as e:
         end_if_explained(e)
         raise

@@ -1,11 +1,11 @@
 """The commands of README.md and docs/, taken from the pages instead of being typed again here.
 
-    python .ci/readme.py install           the first pip command
+    python .ci/readme.py install           the pip command of a machine with a GPU, which fits all
     python .ci/readme.py first             the first training command, which runs in full
     python .ci/readme.py tests             the first test command, for a plain install
     python .ci/readme.py readme            README's other commands; the steps they name are capped
     python .ci/readme.py docs              the commands of the pages in docs/, likewise
-    python .ci/readme.py scores JSON       compares the first command's last line with the targets
+    python .ci/readme.py scores FILE       compares the first command's result.json with the targets
     python .ci/readme.py stderr FILE ..    refuses what a command must not write to stderr
 
 Commands are blocks that are marked as bash, where a backslash continues a line, and the last cells
@@ -64,8 +64,8 @@ def others(page):
     return [shortened(c) for c in commands(page) if c != FIRST and not c.startswith(own)]
 
 
-def check_scores(last_line):
-    result = json.loads(last_line)
+def check_scores(path):
+    result = json.loads(Path(path).read_text(encoding="utf-8"))
     below = {name: result["eval"][name] for name in TARGETS if result["eval"][name] < TARGETS[name]}
     assert not below, f"below the targets {TARGETS}: {below}"
     print(f"{TARGETS} are reached after {result['seconds']} s")
@@ -80,7 +80,7 @@ def check_stderr(path):
 def main(what, *arguments):
     readme = commands(README)
     if what == "install":
-        print(next(command for command in readme if command.startswith("pip install")))
+        print(re.search(r"pip install -r requirements\.txt", README.read_text(encoding="utf-8"))[0])
     elif what == "first":
         assert FIRST in readme, f"README.md does not show: {FIRST}"
         print(FIRST)

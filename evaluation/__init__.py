@@ -2,6 +2,7 @@
 
 evaluate.py      records -> questions -> answers -> scores; computes the loss; uses several ranks
 generate.py      generates answers: prefill, decoding with a KV cache, sampling
+answer.py        loads a model and answers about images or a video; the interface for Python
 scoring.py       chooses the score for each question; computes true and predicted points in pixels
 metrics.py       scores of points, counts and tracks (HOTA); the inputs are plain numbers
 text_metrics.py  scores of text: VQA, ANLS, charts, multiple-choice options, captions

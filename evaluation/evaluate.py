@@ -171,11 +171,12 @@ def fits(batch):
 
 
 def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ranks=None,
-             with_nll=True, reading=None, sampling=GREEDY):
+             with_nll=True, reading=None, sampling=GREEDY, name="records"):
     """Records from a source -> metrics, predictions sorted by record id and annotation.
 
     masks_of(record, annotation index) -> masks of this annotation (masks.py) or None.
-    max_new: maximum tokens of an answer, instead of answer_limit. with_nll=False: no loss.
+    max_new: maximum tokens of an answer, instead of answer_limit. with_nll=False: no loss. name:
+    what the progress bar says is evaluated.
     reading: see scoring.score. If the media of a record cannot be read, a warning is printed and
     the record is counted in `skipped`. Answers that ended at their token limit are counted in
     `cut`. Each of `ranks` evaluates a part of the records and needs the whole model. Its batches
@@ -188,7 +189,7 @@ def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ran
     questions, skipped = collect_questions(mine, config, masks_of, max_new, least)
     questions.sort(key=batch_order)
     predictions = []
-    with tqdm(total=len(questions), desc="evaluation", unit="question", leave=False,
+    with tqdm(total=len(questions), desc=f"evaluating {name}", unit="question", leave=False,
               mininterval=1, delay=1, disable=not (questions and ranks.first)) as bar:
         for batch in prompt_batches(questions, tokenizer, config, skipped):
             predictions += answer(model, tokenizer, batch, masks_of, reading, sampling)

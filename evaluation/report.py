@@ -14,18 +14,17 @@ from contextlib import suppress
 from itertools import chain
 
 import numpy as np
-from PIL import Image
 
 from evaluation import pictures
 from evaluation.charts import finite, line_chart
-from evaluation.evaluate import SCORES, TYPES, evaluate, questions_of
+from evaluation.evaluate import SCORES, TYPES, evaluate, mean_scores, questions_of
 from evaluation.generate import evaluation_config
-from records.errors import Unreadable, plural
+from records.errors import Unreadable, plural, warn
 from records.visual import read_headers
 from text.styles import medium
 from toy import world
-from training.checkpoint import STEP
-from training.log import read_log, read_steps
+from training.checkpoint import STEP, repeat_command
+from training.log import best_step, held_out_loss, read_log, read_scores, read_steps
 from training.setup import whole_model
 
 # Target scores of the toy after the full recipe of a stage.
@@ -40,18 +39,24 @@ MAX_SOURCES = 8  # sources with a separate line in loss.png
 
 
 def look(run, model, step):
-    """Draws a picture if one is due after this step -> {"picture": path}, else {}. The progress bar
-    shows the path. train.py calls only this function and the next three of this file."""
-    if run.eval_records is not None:  # pictures show the toy world only
-        return {}
+    """Draws a picture if one is due after this step, and prints its scores -> {"picture": path},
+    else {}. The progress bar shows the path. train.py calls only this function and the next three
+    of this file."""
     due = {max(1, round(share * run.config.steps)) for share in PICTURE_SHARES}
-    return {"picture": draw_step(run, model, step)} if step in due else {}
+    if run.eval_records is not None or step not in due:  # pictures show the toy world only
+        return {}
+    return {"picture": draw_step(run, model, step)}
 
 
 def evaluate_step(run, model, log, step):
-    """Writes the scores of a step to the log and draws the curves."""
-    log.write({"step": step, "eval": scores(run, model)})
-    if run.ranks.first:
+    """Writes the scores of a step to the log, prints them as one line, and draws the curves."""
+    found = scores(run, model)
+    log.write({"step": step, "eval": found})
+    if run.ranks.first and found:
+        losses = [f"{held_out_loss(of_set):.3f} ({name})" for name, of_set
+                  in scores_by_set(found, first_set(run)).items() if held_out_loss(of_set)]
+        line = [f"held-out loss {', '.join(losses)}", in_words(main_scores(found, targets_of(run)))]
+        warn(f"step {step}: {'; '.join(line)}")
         draw_curves(run.out)
 
 
@@ -61,14 +66,22 @@ def scores(run, model, samples_dir=None):
         return final_scores(run, whole, samples_dir if run.ranks.first else None)
 
 
-def end(run, log, scores, seconds):
-    """Logs the final scores, draws the curves and the animation, and prints a summary."""
+def end(run, log, scores, seconds, as_json=False):
+    """Logs the final scores, draws the curves and the animation, and prints a summary. result.json
+    contains the same as one JSON object; with as_json, it is also printed as the last line."""
     log.write({"step": run.config.steps, "eval": scores, "seconds": seconds})
     draw_curves(run.out)
     draw_progress(run.out)
     animate_progress(run)
-    steps = read_steps(read_log(run.out / "log.jsonl"))
-    print_end(run, steps[-1]["loss"] if steps else None, scores, seconds)
+    lines = read_log(run.out / "log.jsonl")
+    losses = [line["loss"] for line in read_steps(lines) if line["step"] <= run.config.steps]
+    loss = losses[-1] if losses else None
+    print_end(run, loss, scores, best_step(lines))
+    result = json.dumps({"out": str(run.out), "steps": run.config.steps, "loss": loss,
+                         "seconds": round(seconds, 1), "eval": scores})
+    (run.out / "result.json").write_text(result + "\n", encoding="utf-8")
+    if as_json:
+        print(result)
 
 
 def candidates(config):
@@ -89,15 +102,19 @@ def draw_step(run, model, step):
     path = run.out / "samples" / f"step-{step}.png"
     records = candidates(run.config)
     with whole_model(run, model) as whole:
-        _, answers = evaluate(whole, run.tokenizer, run.config.data, records,
-                              max_new=64, ranks=run.ranks, with_nll=False)
+        _, answers = evaluate(whole, run.tokenizer, run.config.data, records, max_new=64,
+                              ranks=run.ranks, with_nll=False, name=f"the picture of step {step}")
         if run.ranks.first:
             path.parent.mkdir(exist_ok=True)
-            (image,) = records[0]["source"].images(records[0])
-            Image.fromarray(image).save(path.parent / "image.png")  # for the commands of print_end
             path.with_suffix(".json").write_text(json.dumps(answers), encoding="utf-8")
             draw_page(run, step, records[:N_SHOWN], answers).save(path)
+            warn(f"picture of step {step}: {scores_of_pictures(answers)}")
     return path
+
+
+def scores_of_pictures(answers):
+    scores = main_scores(mean_scores(answers), ("point_f1", "caption_exact"))
+    return f"{in_words(scores)} on {N_CANDIDATES} held-out images"
 
 
 def draw_page(run, step, records, answers):
@@ -117,7 +134,7 @@ def draw_page(run, step, records, answers):
         labels.append("\n".join(lines))
     # two columns, so that the text can be read on a phone
     grid = pictures.image_grid(images, labels, height=200, columns=2, colours=colours)
-    title = [f"After {step:,} of {run.config.steps:,} steps.",
+    title = [f"After {step:,} of {run.config.steps:,} steps: {scores_of_pictures(answers)}.",
              "Rings: predicted points of all shapes. Crosses: true points.",
              "Text: predicted caption, which is right if every word is right."]
     return pictures.with_text(grid, title)
@@ -139,7 +156,8 @@ def animate_progress(run):
     score, and writes progress.gif with all of them. Without answers, no file is written."""
     folder = run.out / "samples"
     answers = {int(path.stem[5:]): json.loads(path.read_text(encoding="utf-8"))
-               for path in folder.glob("step-*.json") if STEP.fullmatch(path.stem)}
+               for path in folder.glob("step-*.json")
+               if STEP.fullmatch(path.stem) and int(path.stem[5:]) <= run.config.steps}
     if not answers:
         return
     records = choose_typical(candidates(run.config), answers[max(answers)])
@@ -168,8 +186,9 @@ def final_scores(run, model, samples_dir=None):
         asked = evaluation_config(config.data)
     metrics = {}
     for k, (name, records) in enumerate(sets.items()):
+        label = f"toy set {name}" if is_toy else name
         found, predictions = evaluate(
-            model, run.tokenizer, asked, records, ranks=run.ranks, **options)
+            model, run.tokenizer, asked, records, ranks=run.ranks, name=label, **options)
         if samples_dir:
             folder = (samples_dir / name if is_toy
                       else pictures.folder_of_set(samples_dir, k, name))
@@ -194,16 +213,15 @@ def running_mean(points):
     return list(zip(x, means.tolist(), strict=True))
 
 
-def scores_by_set(scores):
-    """The result of final_scores -> {name of a set: its scores}. The first set has the name ""."""
+def scores_by_set(scores, first=""):
+    """The result of final_scores -> {name of a set: its scores}. first: name of the first set."""
     others = {name: s for name, s in scores.items() if isinstance(s, dict) and "nll" in s}
-    return {"": scores} | others
+    return {first: scores} | others
 
 
-def read_scores(lines):
-    """Lines of log.jsonl -> [(step, result of final_scores), ..] of the lines with scores."""
-    return [(line["step"], line["eval"]) for line in lines
-            if "step" in line and isinstance(line.get("eval"), dict)]
+def first_set(run):
+    """-> the name of the first set of final_scores."""
+    return next(iter(run.eval_records), "") if run.eval_records is not None else "test"
 
 
 def draw_curves(out):
@@ -232,9 +250,7 @@ def draw_curves(out):
     held_out = {}  # {name: {step: nll}}; the last line of a step counts
     for step, found in read_scores(lines):
         for name, scores in scores_by_set(found).items():
-            nll = scores.get("nll")
-            if isinstance(nll, dict) and "all" in nll:
-                held_out.setdefault(name, {})[step] = nll["all"]
+            held_out.setdefault(name, {})[step] = held_out_loss(scores)
     for name, by_step in held_out.items():
         points = finite(sorted(by_step.items()), log=True)
         if len(points) > 1:
@@ -244,58 +260,53 @@ def draw_curves(out):
 
 
 def draw_progress(out):
-    """Draws scores.png in the run directory `out`: scores over the minutes of training.
-    A score needs two or more values. If no score has them, no file is written."""
-    minutes = 0
+    """Draws scores.png in the run directory `out`, with the steps of loss.png. A score needs two or
+    more values. If no score has them, no file is written."""
     series = {name: [] for name in IMAGE_TARGETS | VIDEO_TARGETS}
-    for line in read_log(out / "log.jsonl"):
-        if "loss" in line:
-            minutes += line.get("seconds", 0) / 60
-        for _, found in read_scores([line]):
-            for name in found.keys() & series:
-                series[name].append((minutes, found[name]))
-    series = {name: points for name, points in series.items() if len(points) > 1}
-    line_chart(series, out / "scores.png", "minutes", "score")
+    for step, found in read_scores(read_log(out / "log.jsonl")):
+        for name in found.keys() & series:
+            series[name].append((step, found[name]))
+    series = {name: sorted(points) for name, points in series.items() if len(points) > 1}
+    line_chart(series, out / "scores.png", "step", "score")
 
 
-def print_end(run, loss, scores, seconds):
-    """Prints the scores of a run, the paths of its pictures and commands to try. The last line is a
-    JSON object. loss: the loss of the last step, or None if the log contains no step."""
+def print_end(run, loss, scores, best):
+    """Prints the scores of a run, the paths of its pictures, and the command to try next. loss: the
+    loss of the last step, or None if the log contains no step. best: as from log.best_step."""
     out = shlex.quote(str(run.out))
-    stage = run.config.stage
     steps = plural(run.config.steps, "step")
-    is_toy = run.eval_records is None
-    drawn = f"curves: {out}/loss.png"
-    if any((run.out / "samples").glob("*.png")):
-        drawn = f"answers: {out}/samples; {drawn}"
-    targets = IMAGE_TARGETS if stage == 1 else VIDEO_TARGETS
-    if learned := main_scores(scores, targets if is_toy else {}):
-        asked = "held-out examples" if is_toy else "the records of --eval"
-        print(f"Scores after {steps} on {asked}: {learned}.")
-        for name, of_set in scores_by_set(scores).items():
-            if name and not is_toy:
-                print(f"Scores on {name}: {main_scores(of_set, {})}.")
+    targets = targets_of(run)
+    columns = {name: main_scores(of_set, targets)
+               for name, of_set in scores_by_set(scores, first_set(run)).items()}
+    if targets:
+        columns = {"score": columns[first_set(run)], "target": targets}
+    if scores:
+        print_scores(f"after {steps}", columns)
     else:
         last = "is not in the log" if loss is None else f"is {loss:.3f}"
-        how = "" if is_toy else " To score answers, add --eval FILE."
+        how = " To score answers, add --eval FILE." if run.eval_records is not None else ""
         print(f"After {steps} the loss {last}. No answer was scored.{how}")
-    generate = f"python -m tools.generate --model {out}"
-    if is_toy:
-        drawn = f"progress: {out}/progress.gif; {drawn}"
-        image = f"--image {out}/samples/image.png"
-        try_next = [
-            f'{generate} {image} --prompt "pointing: any shape" --draw {out}/points.png',
-            f'{generate} {image} --prompt "long_caption:"',
-        ]
-        if stage < 3:
-            try_next.append(f"python train.py --stage {stage + 1} --tiny --init {out}")
+    if best and best != run.config.steps and (run.out / f"step-{best}").exists():
+        print(f"The held-out loss was lowest at step {best} ({out}/step-{best}). To end the run "
+              f"with this model instead: {repeat_command('--finish-at', str(best))}")
+    drawn = [name for name in ("progress.gif", "samples", "loss.png") if (run.out / name).exists()]
+    print(f"Pictures: {', '.join(f'{out}/{name}' for name in drawn)}")
+    if run.eval_records is None:
+        print(f"Next: python -m tools.play --model {out}")
     else:
-        try_next = [f"{generate} {first_question(run)}"]
-    print(f"Pictures ({drawn}). Try:")
-    for command in try_next:
-        print(f"    {command}")
-    print(json.dumps({"out": str(run.out), "steps": run.config.steps, "loss": loss,
-                      "seconds": round(seconds, 1), "eval": scores}))
+        print(f"Next: python -m tools.generate --model {out} {first_question(run)}")
+
+
+def print_scores(title, columns):
+    """Prints {column: {name of a score: number}} as a table."""
+    names = dict.fromkeys(chain(*columns.values()))
+    wide = max(map(len, [title, *names]))
+    print(title.ljust(wide), *(column.rjust(8) for column in columns), sep="  ")
+    for name in names:
+        cells = [f"{of[name]:.3f}" if name in of else "-" for of in columns.values()]
+        aligned = [cell.rjust(max(8, len(column)))
+                   for column, cell in zip(columns, cells, strict=True)]
+        print(name.ljust(wide), *aligned, sep="  ")
 
 
 def first_question(run):
@@ -322,13 +333,20 @@ def first_question(run):
     return shlex.join([*words, "--prompt", "PROMPT"])
 
 
-def main_scores(scores, targets):
-    """-> 'caption_exact 0.850 (target 0.75), ..', the scores that have a target. Without targets:
-    all scores except components such as precision and recall."""
+def targets_of(run):
+    """-> {score: target} of the toy; {} for other records."""
+    if run.eval_records is not None:
+        return {}
+    return IMAGE_TARGETS if run.config.stage == 1 else VIDEO_TARGETS
+
+
+def main_scores(scores, names=()):
+    """-> {name: score} of these names. Without names: all scores except components such as
+    precision and recall."""
     parts = ("precision", "recall", "close", "det_a", "ass_a")
-    shown = []
-    for name in targets or [name for name in SCORES if not name.endswith(parts)]:
-        if name in scores:
-            target = f" (target {targets[name]:.2f})" if targets else ""
-            shown.append(f"{name} {scores[name]:.3f}{target}")
-    return ", ".join(shown)
+    names = names or [name for name in SCORES if not name.endswith(parts)]
+    return {name: scores[name] for name in names if name in scores}
+
+
+def in_words(scores):
+    return ", ".join(f"{name} {value:.3f}" for name, value in scores.items())

@@ -58,6 +58,7 @@ TABLES = {
 HINTS = {  # added to the message if a value is not an object
     "record": "; if the whole file is one array of records, its name must end in .json",
     "box entry": '; write {"box": [..]}',
+    "point entry": '; write {"x": .., "y": ..}',
     "video": '; write frames as {"frames": [..], "fps": 2}',
 }
 URL = re.compile(r"[a-z][a-z0-9+.-]+://|data:", re.I)
@@ -192,7 +193,9 @@ def check_fields(value, name, place):
             check_fields(entry, inner, f"{path}[{k}]")
     for key, kind in table.items():
         if kind[-1] == "!" and key not in value:
-            fail(place, f"the field '{key}' is missing")
+            words = ", ".join(WORDS.get(kind[:-1], ()))
+            choice = f"; it is one of {words}" if words else ""
+            fail(place, f"the field '{key}' is missing{choice}")
     for one, other in (("width", "height"), ("start", "end")):
         if (one in value) != (other in value):
             fail(place, f"'{one}' and '{other}' must be given together")

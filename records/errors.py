@@ -4,6 +4,7 @@ import argparse
 import fcntl
 import importlib
 import os
+import re
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -100,7 +101,7 @@ def plural(n, noun):
 
 def require_file(path):
     if not os.path.isfile(path):  # Path.is_file raises for a name that is too long
-        raise Unreadable("missing file", str(path)[:300])
+        raise Unreadable("missing file", str(path)[:300] + hint_of_path(path))
 
 
 def refuse_pipe(path):
@@ -109,6 +110,18 @@ def refuse_pipe(path):
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
         raise DataError(f"{path}: this is not a regular file; copy the content to a file, and give "
                         "its name")
+
+
+def hint_of_path(path):
+    """-> what is wrong with a path that is no file, as the end of a sentence; "" if it is only
+    missing."""
+    name = str(path)
+    if re.search(r"(^|/)[A-Za-z]:[\\/]", name):
+        return ("; this is a path of Windows, where this code does not run; in WSL, "
+                "C:\\Users is /mnt/c/Users")
+    if "~" in Path(name).parts:
+        return "; ~ is not replaced here, so write the path of your home folder"
+    return "; this is a folder" if os.path.isdir(name[:4096]) else ""
 
 
 def command_name():

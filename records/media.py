@@ -28,6 +28,9 @@ UNKNOWN_FORMATS = {
     "OpenEXR": (rb"v/1\x01", "magick a.exr a.png"),
     "Radiance HDR": (rb"#\?R", "magick a.hdr a.png"),
 }
+# An MP4 or MOV file (but for HEIC and AVIF, see above), Matroska or WebM, AVI.
+VIDEO = rb"....ftyp(?!hei|hev|mif|msf|avi)|\x1aE\xdf\xa3|RIFF....AVI "
+MAX_PIXELS = Image.MAX_IMAGE_PIXELS  # Pillow warns if an image has more
 MAX_FRAMES = 2048  # per call of frames(): ffmpeg receives their times as one argument
 
 
@@ -37,7 +40,6 @@ def open_image(path):
     require_file(path)
     try:
         with warnings.catch_warnings():
-            # Pillow warns if an image has more than 89 million pixels; here this is an error
             warnings.simplefilter("error", Image.DecompressionBombWarning)
             image = Image.open(path)
         with image:
@@ -45,11 +47,18 @@ def open_image(path):
     except UnidentifiedImageError:
         with open(path, "rb") as file:
             head = file.read(4096)
+        if re.match(VIDEO, head, re.S):
+            raise Unreadable("unknown format", f"{path}: this is a video; give it as a video, not "
+                             "as an image") from None
         for name, (start, command) in UNKNOWN_FORMATS.items():
             if re.match(start, head, re.S):
                 raise Unreadable("unknown format", f"{path}: Pillow cannot read this {name} file; "
                                  f"convert it, for example with: {command}") from None
         raise Unreadable("damaged image", f"{path}: Pillow finds no image in this file") from None
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError):
+        raise Unreadable("too large", f"{path}: the image has more than {MAX_PIXELS:,} pixels; "
+                         "make it smaller, for example with: magick a.jpg -resize 50% b.jpg"
+                         ) from None
     except Exception as error:  # Pillow raises KeyError, struct.error and more
         reason = " ".join(str(error).split())[:200] or type(error).__name__
         raise Unreadable("damaged image", f"{path}: {reason}") from None

@@ -302,6 +302,11 @@ FAST = {
          "for i, _ in enumerate(predicted)]"),
         ("tolerance = 1 + (truth // 20 if video else 0)", "tolerance = 1 + truth // 20"),
     ],
+    "evaluation/answer.py": [
+        "tests/tools/test_generate.py",
+        ("tracking_times(end - start, frame_rate, 2, config)",
+         "tracking_times(end, frame_rate, 2, config)"),
+    ],
     "evaluation/generate.py": [
         ("torch.where(is_padding, T, n_slots)", "torch.where(is_padding, n_slots, n_slots)"),
         ("draws * sums.gather(1, last)", "draws"),
@@ -385,10 +390,6 @@ FAST = {
         ("best = best or files", "best = files"),
         ("if len(self.videos[file]) > 1", "if False"),
         ('{name, LANGUAGE.sub("", name)}', "{name}"),
-    ],
-    "tools/generate.py": [
-        ("tracking_times(end - start, frame_rate, 2, config)",
-         "tracking_times(end, frame_rate, 2, config)"),
     ],
     "tools/plan.py": [
         ("waits = [k - item.arrived for k, pack in enumerate(packs) for item in pack]",

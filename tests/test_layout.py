@@ -43,15 +43,15 @@ MAX_FUNCTION_LINES = 50              # but for tests; 57: attention.block_mask, 
 # of Python's tokenizer. So comments, docstrings, blank lines and broken lines cost nothing, and a
 # dense line costs as much as a plain one. A change that makes a part smaller lowers its number.
 CEILINGS = {
-    "the seven modules": 17_050,
-    "the seven modules, tokens per statement": 12.1,
-    "imported by train.py, without evaluation/ and toy/": 52_430,
+    "the seven modules": 17_060,
+    "the seven modules, tokens per statement": 12.2,
+    "imported by train.py, without evaluation/ and toy/": 53_040,
     "the same, in files": 43,
-    "all Python but tests": 146_600,
+    "all Python but tests": 148_290,
     "tools/": 57_120,
     "tools/bench/": 12_540,
     "tools/convert/, tools/prepare/ and tools/benchmarks.py": 24_140,
-    "tests/": 191_930,
+    "tests/": 193_810,
 }
 
 # Packages that requirements.txt does not install: functions that need one import it when they are

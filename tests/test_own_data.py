@@ -58,6 +58,12 @@ def output(cell):
     return "".join("".join(part.get("text", ())) for part in cell["outputs"])
 
 
+def test_the_first_cell_stops_when_a_package_is_missing(monkeypatch):
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: name != "imageio_ffmpeg")
+    with pytest.raises(ModuleNotFoundError, match=r"^imageio_ffmpeg: run pip install -r req"):
+        exec("".join(CODE[0]["source"]), {})
+
+
 def test_the_text_names_the_numbers_of_the_outputs():
     text = " ".join("".join(cell["source"]) for cell in CELLS if cell["cell_type"] == "markdown")
     stats = dict(line.split() for line in output(CODE[5]).splitlines()[:10])

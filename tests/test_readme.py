@@ -12,8 +12,10 @@ import sys
 from collections import Counter
 
 import pytest
+from PIL import Image
 
 from records.check import TABLES, WORDS
+from records.errors import Unreadable
 from records.parse import parse
 from tests.test_layout import (
     CODE,
@@ -28,7 +30,10 @@ from tests.test_layout import (
     reached,
 )
 from tests.test_layout import TEXTS as SOURCES
+from toy import world
 from training import config
+from weights.export import export
+from weights.files import open_model_folder, save, save_data_config
 
 PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "docs").rglob("*.md"))]
 TEXTS = {page.relative_to(ROOT).as_posix(): page.read_text(encoding="utf-8") for page in PAGES}
@@ -176,6 +181,8 @@ def test_pip_and_uv_install_the_same_packages():
     for name, packages in project["project"]["optional-dependencies"].items():
         groups[f"requirements-{name}.txt"] = packages
     for file, packages in groups.items():
+        wider = {"extras": "-r requirements.txt\n", "dev": "-r requirements-extras.txt\n"}
+        assert wider.get(file[13:-4], "") in (ROOT / file).read_text()
         lines = [line.partition("#")[0].strip() for line in (ROOT / file).open()]
         assert packages == [line for line in lines if line and not line.startswith("-r ")], file
     assert project["project"]["requires-python"] == ">=3.10"
@@ -252,6 +259,41 @@ def test_a_command_prints_what_its_page_shows(page, command, printed, tmp_path, 
     with contextlib.suppress(SystemExit):
         runpy.run_module(module, run_name="__main__", alter_sys=False)
     assert printed in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("kind", [
+    "toy", "run", pytest.param("released", marks=pytest.mark.extras("safetensors"))])
+@pytest.mark.parametrize("page", ["README.md", "docs/own_data.md"])
+def test_the_three_lines_of_python_answer_with_every_kind_of_model(
+        page, kind, tmp_path, monkeypatch, capsys):
+    """The model is the toy, which a run directory and a folder in the released form contain, too.
+    The image is the one of README's first command."""
+    (block,) = re.findall(r"```python\n(.*?)```", TEXTS[page], re.DOTALL)
+    assert len(block.splitlines()) == 3
+    model, tokenizer, config = open_model_folder("toy")
+    names = {"toy": "toy", "run": tmp_path, "released": tmp_path / "released"}
+    folder = {"toy": tmp_path / "unused", "run": tmp_path / "model"}.get(kind, names[kind])
+    folder.mkdir()
+    if kind == "run":
+        save(model, folder)
+    elif kind == "released":
+        export(model, tokenizer, config, folder)
+    tokenizer.save(folder)
+    save_data_config(config, folder)
+    (record,) = world.held_out_images("test", 0, 1, (2, 3, 4))
+    (image,) = record["source"].images(record)
+    Image.fromarray(image).save(tmp_path / "scene.png")
+    monkeypatch.chdir(tmp_path)
+    block = re.sub(r'load\(".*?"\)', f'load("{names[kind]}")', block)
+    block = re.sub(r'answer\(".*?", image=".*?"', 'answer("pointing: any shape", image="scene.png"',
+                   block)
+    exec(block, {})
+    assert capsys.readouterr().out == (
+        '<points coords="1 1 350 750 2 800 200 3 800 850">any shape</points> '
+        "[Place(frame=1.0, id='1', x=35.0, y=75.0), Place(frame=1.0, id='2', x=80.0, y=20.0), "
+        "Place(frame=1.0, id='3', x=80.0, y=85.0)]\n")
+    with pytest.raises(Unreadable, match=r"missing file: none\.png"):
+        exec(re.sub(r'image=".*?"', 'image="none.png"', block), {})
 
 
 # modules that would only cost time in the process of the first answer

@@ -365,15 +365,16 @@ def test_a_run_says_what_it_is_about_to_do_and_how_it_has_ended(plain, tmp_path,
     train.main([*SMALL, "--steps", "1", "--init", str(plain[0])])
     assert steps_of(log_of(out))[0]["loss"] < steps_of(plain[1])[0]["loss"] - 0.1
     stdout, stderr = capsys.readouterr()
-    stage, parameters, steps, size = [line for line in stderr.splitlines()
-                                if line.startswith("train.py: ")]
+    stage, parameters, steps, size, _ = [line for line in stderr.splitlines()
+                                         if line.startswith("train.py: ")]
     assert re.search(r"stage 1 on cpu \(.*\), float32, processes: 1$", stage)
     assert parameters.endswith("; trained parts: connector, llm")
     assert steps == ("train.py: steps: 1 of 1 remain; a batch has 4 rows of 512 tokens; the "
                      f"run writes to {out}")
     assert re.fullmatch(r"train\.py: data: 4 packs, about \d+ examples in 1 step", size)
-    *sentences, last = stdout.splitlines()
-    assert json.loads(last)["steps"] == 1
-    assert any(f"tools.generate --model {out} --image " in line for line in sentences)
+    *table, drawn, then = stdout.splitlines()
+    assert table[0].split() == ["after", "1", "step", "score", "target"]
     assert f"picture={out}/samples/step-1.png" in stderr
-    assert any(f"{out}/progress.gif" in line for line in sentences)
+    assert f"{out}/progress.gif" in drawn
+    assert then == f"Next: python -m tools.play --model {out}"
+    assert json.loads((out / "result.json").read_text())["steps"] == 1

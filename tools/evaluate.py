@@ -93,7 +93,7 @@ def evaluate_set(args, loaded, name, records, masks_of, ranks):
         found[n] = evaluate(
             model, tokenizer, evaluation_config(config, n), records, masks_of,
             max_new=args.max_new, ranks=ranks, with_nll=not args.benchmark,
-            reading=args.read_answers, sampling=args.sampling)
+            reading=args.read_answers, sampling=args.sampling, name=name)
         if found[n][0]["skipped"] == len(records):
             raise UserError(f"{name}: {plural(len(records), 'record')}, but none can be evaluated")
     return found

@@ -3,32 +3,29 @@
     python -m tools.generate --model toy --prompt "pointing: any shape" --draw points.png
 """
 
+import json
 import math
+import os
 import re
 import sys
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
-import data
-from evaluation.generate import evaluation_config, generate
+from tqdm import tqdm
+
+from evaluation.answer import Shown, asks_for_tracks, open_images, open_video, style_hint
+from evaluation.generate import evaluation_config
 from evaluation.pictures import MARK, draw_answer
-from records import media
-from records.errors import UserError, warn
+from records.errors import Unreadable, UserError, lock, plural, warn
 from records.media import MAX_FRAMES
-from records.subtitles import read_subtitles
-from records.visual import VideoClip, clip_times, resized, tracking_times
-from text.points import parse_points
-from text.prompts import SYSTEM
-from text.styles import TASK_OF_STYLE, TRACK_TASKS
-from text.visual_tokens import shift_subtitles
+from records.visual import VideoClip
 from tools import command, model_flags
 from toy import world
 
 TOY_VIDEO = ""  # --video without a file
 # characters other than tab and newline that a terminal would obey
 CONTROL = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f]")
-STYLED = re.compile(r"\w+( \d+)?:\s?")  # every prompt of stage 1 and of the toy starts like this
+LINE_START = b'{"file": '  # of each line of --out
 
 
 def parse(argv):
@@ -38,10 +35,12 @@ def parse(argv):
     source = parser.add_mutually_exclusive_group()
     extend = partial(source.add_argument, action="extend", metavar="F")
     extend("--image", nargs=1, dest="images", help=(
-        "an image file (default without --video: for the toy a toy image, else text only)"))
+        "an image file, or a folder of them, which needs --out (default without --video: for the "
+        "toy a toy image, else text only)"))
     extend("--images", nargs="+", help="several image files, at most 20")
     source.add_argument("--video", nargs="?", const=TOY_VIDEO, metavar="F", help=(
-        "a video file; with --model toy, --video without a file uses a toy video"))
+        "a video file, or a folder of them, which needs --out; with --model toy, --video without "
+        "a file uses a toy video"))
     talk = parser.add_mutually_exclusive_group(required=True)
     talk.add_argument("--prompt", help=(
         'a prompt with the wording of the training data; for the toy "long_caption:", '
@@ -62,9 +61,18 @@ def parse(argv):
         "draw the predicted points on the images or frames, and write them to FILE "
         "(.png, .jpg, .jpeg, .webp; for a video also .gif)"))
     add("--json", action="store_true", help="print one JSON object instead of text")
+    add("--out", metavar="FILE.jsonl", help=(
+        "for a folder: add one JSON line per file to FILE.jsonl; files with a line are skipped"))
     args = parser.parse_args(argv)
     args.sampling = model_flags.sampling(args)
+    check_flags(parser, args)
+    return args
+
+
+def check_flags(parser, args):
+    """Adds what follows from the flags. UserError if they contradict each other."""
     is_file = args.images or args.video not in (None, TOY_VIDEO)
+    args.folder = find_folder(parser, args)
     args.is_toy_scene = args.model == "toy" and not is_file
     if args.video == TOY_VIDEO and not args.is_toy_scene:
         parser.error("--video without a file needs --model toy")
@@ -77,7 +85,19 @@ def parse(argv):
         parser.error("--draw needs --image, --images or --video")
     if args.draw:
         check_drawing(parser, Path(args.draw), args)
-    return args
+
+
+def find_folder(parser, args):
+    """-> the folder of --image or --video, or None. UserError if other flags do not fit."""
+    given = [*(args.images or ()), args.video or ""]
+    folder = next((Path(path) for path in given if os.path.isdir(path)), None)
+    of_one_file = args.draw or args.json or args.chat or args.subtitles or len(given) > 2
+    if folder and (of_one_file or not args.out):
+        parser.error(f"{folder} is a folder: give only this one, --prompt, and --out FILE.jsonl, "
+                     "without --draw, --json and --subtitles")
+    if args.out and not folder:
+        parser.error("--out needs a folder in --image or --video; --json prints one answer")
+    return folder
 
 
 def check_drawing(parser, path, args):
@@ -92,39 +112,6 @@ def check_drawing(parser, path, args):
         parser.error(f"--draw {path}: this command has not made this file; give another name")
 
 
-class Shown(NamedTuple):
-    """The visual input of a prompt."""
-    images: list  # (H,W,3) uint8
-    clip: VideoClip | None
-    sizes: list  # (width, height) of every image, or of the video
-    frames_at: object = None  # of a video: a function, times in seconds of the clip -> frames
-
-
-def open_images(files, config):
-    if len(files) > config.max_images:
-        raise UserError(f"--images: give at most {config.max_images} images, not {len(files)}")
-    images = [media.read_image(file) for file in files]
-    return Shown(images, None, [image.shape[1::-1] for image in images])
-
-
-def open_video(path, prompt, config, start=0.0, end=math.inf, subtitles=None):
-    """-> Shown with decoded frames. For a tracking prompt, they are the frames that training uses
-    for a track with 2 points per second."""
-    subtitles = read_subtitles(subtitles) if subtitles else None
-    video = media.probe(path)
-    times, end = clip_times(video.duration, config, start, end)
-    if asks_for_tracks(prompt):
-        frame_rate = round(len(video.times) / video.duration) if video.duration else 0
-        times = tracking_times(end - start, frame_rate, 2, config)
-
-    def frames_at(times):
-        return media.frames(video, [start + t for t in times])
-
-    small = resized(frames_at(times), config.vision.crop)
-    clip = VideoClip(times, small, shift_subtitles(subtitles, start))
-    return Shown([], clip, [(video.width, video.height)], frames_at)
-
-
 def open_toy_scene(seed, is_video):
     """-> Shown, record: a held-out image or video of the toy world."""
     if not is_video:
@@ -137,11 +124,6 @@ def open_toy_scene(seed, is_video):
     times = source.step_times(record)
     clip = VideoClip(times, list(frames_at(times)))
     return Shown([], clip, [source.video_size(record)[:2]], frames_at), record
-
-
-def asks_for_tracks(prompt):
-    style = (prompt or "").partition(":")[0]
-    return TASK_OF_STYLE.get(style) in TRACK_TASKS
 
 
 def make_printer(tokenizer):
@@ -159,96 +141,99 @@ def make_printer(tokenizer):
     return print_more
 
 
-def style_hint(prompt, config):
-    """-> a sentence if the prompt has no style, but the model was trained only on prompts with a
-    style; otherwise ""."""
-    if not config.prefix_all or STYLED.match(prompt):
-        return ""
-    return ("this model was trained on prompts that begin with a style, such as long_caption:, "
-            "pointing:, count: or user_qa: (docs/own_data.md)")
+def warn_if_cut(answer):
+    if answer.cut:
+        warn(f"the answer is cut at --max-new {answer.tokens} tokens; a larger number allows more")
 
 
-def answer_ids(loaded, shown, turns, args, printer=None):
-    """-> the ids of an answer. loaded: (model, tokenizer, data config). turns:
-    [(question, answer), ..], where the last answer is None."""
-    model, tokenizer, config = loaded
-    if len(turns) == 1 and (hint := style_hint(turns[0][0], config)):
-        warn(hint)
-    if args.system:  # as in training, the system text follows the style of stage 1
-        question, answer = turns[0]
-        style = STYLED.match(question) if config.prefix_all else None
-        start = style[0] if style else ""
-        turns = [(start + SYSTEM.format(args.system) + question[len(start):], answer), *turns[1:]]
-    prompt = data.encode_prompt(shown.images, turns, tokenizer, config, shown.clip)
-    (ids,) = generate(model, [prompt], tokenizer.stops, args.max_new, args.sampling, printer)
-    return ids
-
-
-def warn_if_cut(ids, max_new):
-    if len(ids) >= max_new:
-        warn(f"the answer is cut at --max-new {max_new} tokens; a larger number allows more")
-
-
-def chat(loaded, shown, args):
+def chat(loaded, shown, options):
     """Reads questions from standard input, one per line, and prints the answers."""
-    _, tokenizer, _ = loaded
     turns = []
     print("> ", end="", flush=True, file=sys.stderr)
     while question := sys.stdin.readline().strip():
-        printer = make_printer(tokenizer)
-        ids = answer_ids(loaded, shown, [*turns, (question, None)], args, printer)
+        if not turns:
+            warn(style_hint(question, loaded.config))
+        answer = loaded.reply(shown, [*turns, (question, None)], **options,
+                              on_token=make_printer(loaded.tokenizer))
         print(flush=True)
-        warn_if_cut(ids, args.max_new)
-        turns.append((question, tokenizer.decode(ids)))
+        warn_if_cut(answer)
+        turns.append((question, answer.text))
         print("> ", end="", flush=True, file=sys.stderr)
 
 
-def points_in_pixels(answer, sizes, is_cut=False):
-    """The points of an answer -> [Place, ..] in pixels of their image. sizes: (width, height) of
-    every image, or of the video. Points on an image that does not exist are skipped."""
-    points = []
-    for place in parse_points(answer, 1, 1, is_cut):
-        image = 1 if len(sizes) == 1 else place.frame
-        if image in range(1, len(sizes) + 1):
-            w, h = sizes[int(image) - 1]
-            points.append(place._replace(x=place.x * w, y=place.y * h))
-    return points
+def answer_folder(loaded, open_one, args, options):
+    """Adds a line to the file --out for each file of a folder. A file that has a line there already
+    is skipped, and so is one that cannot be read. open_one: path -> Shown."""
+    out = Path(args.out)
+    with lock(out.parent, f"--out {out.name} in", out.name) as file:
+        written = out.read_bytes()
+        if not all(LINE_START.startswith(line[: len(LINE_START)]) for line in written.splitlines()):
+            raise UserError(f"--out {out}: this command has not made this file; give another name")
+        os.truncate(out, written.rfind(b"\n") + 1)  # a line that was cut off by a kill
+        lines = [json.loads(line) for line in out.read_bytes().splitlines()]
+        done = {(line["file"], line["model"], line["prompt"]) for line in lines}
+        unreadable = []
+        paths = sorted(p for p in args.folder.iterdir() if p.is_file() and p.name[0] != "."
+                       and not p.samefile(out))
+        for path in tqdm(paths, desc=args.folder.name, unit="file"):
+            about = {"file": str(path), "model": args.model, "prompt": args.prompt}
+            if tuple(about.values()) in done:
+                continue
+            try:
+                answer = loaded.reply(open_one(path), [(args.prompt, None)], **options)
+            except Unreadable as error:
+                warn(f"{error}; skipped")
+                unreadable.append(path)
+                continue
+            file.write(json.dumps(about | answer._asdict()).encode() + b"\n")
+            file.flush()
+    n_lines = out.read_bytes().count(b"\n")
+    print(f"{out}: {plural(n_lines, 'answer')}; "
+          f"{plural(len(unreadable), 'file')} could not be read")
 
 
 @command.report_errors
 def main(argv=None):
     args = parse(argv)
-    model, tokenizer, config = model_flags.open_model(args)
-    config = evaluation_config(config, args.frames)
-    loaded = model, tokenizer, config
+    loaded = model_flags.open_model(args)
+    config = evaluation_config(loaded.config, args.frames)
+    loaded = loaded._replace(config=config)
+    options = {"max_new": args.max_new, "sampling": args.sampling, "system": args.system}
+
+    def open_one(path):
+        if args.video:
+            return open_video(path, args.prompt, config, args.start, args.end, args.subtitles)
+        return open_images([path], config)
+
+    if args.prompt:
+        warn(style_hint(args.prompt, config))
+    if args.folder:
+        answer_folder(loaded, open_one, args, options)
+        return
     if args.is_toy_scene:
         shown, _ = open_toy_scene(args.seed, args.video is not None)
     elif args.video:
-        shown = open_video(args.video, args.prompt, config, args.start, args.end, args.subtitles)
+        shown = open_one(args.video)
     else:
         shown = open_images(args.images or [], config)
     if args.chat:
-        chat(loaded, shown, args)
+        chat(loaded, shown, options)
         return
-    printer = None if args.json else make_printer(tokenizer)
-    ids = answer_ids(loaded, shown, [(args.prompt, None)], args, printer)
-    answer = tokenizer.decode(ids)
-    is_cut = len(ids) >= args.max_new
-    points = points_in_pixels(answer, shown.sizes, is_cut)
+    printer = None if args.json else make_printer(loaded.tokenizer)
+    answer = loaded.reply(shown, [(args.prompt, None)], **options, on_token=printer)
     if args.draw:
         times = shown.clip.times if shown.clip else []
         with command.draft(args.draw) as path:
-            draw_answer(str(path), points, shown.images, times, shown.frames_at,
+            draw_answer(str(path), answer.points, shown.images, times, shown.frames_at,
                         asks_for_tracks(args.prompt))
     if args.json:
         drawn = {"drawn": args.draw} if args.draw else {}
-        command.print_line({"prompt": args.prompt, "text": answer, "tokens": len(ids),
-                            "cut": is_cut, "points": points, **drawn})
+        command.print_line({"prompt": args.prompt} | answer._asdict() | drawn)
         return
     print(flush=True)
-    warn_if_cut(ids, args.max_new)
+    warn_if_cut(answer)
     if args.draw:
-        note = "" if points else " (no point could be read in the answer)"
+        note = "" if answer.points else " (no point could be read in the answer)"
         print(f"-> {args.draw}{note}")
 
 

@@ -88,6 +88,8 @@ def main(argv=None):
     if args.command == "export" and isinstance(tokenizer, ByteTokenizer):
         warn("the byte tokenizer of the toy is not exported, only weights and settings are; "
              "to run the toy, use its run directory")
+    elif args.command == "export":
+        warn(f"to serve the exported model with vLLM (never tested here): vllm serve {args.out}")
     params = sum(p.numel() for p in model.parameters())
     print_line({"out": args.out, "tensors": len(model.state_dict()), "params": params})
 

@@ -2,11 +2,11 @@
 
 import torch
 
+from evaluation.answer import load
 from evaluation.generate import Sampling
 from records.errors import explained
 from tools.command import in_range, whole_number
 from training.ranks import device_of_rank
-from weights.files import open_model_folder
 
 
 def open_device(name):
@@ -36,9 +36,8 @@ def add_model(parser, seed_of="the sampling", model=None):
 
 
 def open_model(args):
-    """Opens the model that the flags of add_model give -> model, tokenizer, DataConfig. OSError or
-    ValueError with one sentence."""
-    return open_model_folder(args.model, open_device(args.device), getattr(torch, args.dtype))
+    """Opens the model that the flags of add_model give -> Loaded. Raises the errors of load."""
+    return load(args.model, open_device(args.device), getattr(torch, args.dtype))
 
 
 def sampling(args):

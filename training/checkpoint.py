@@ -14,11 +14,12 @@ Therefore a run continues bit for bit if the number of ranks is the same.
 import hashlib
 import io
 import json
-import math
 import os
 import pickle
 import re
+import shlex
 import shutil
+import sys
 import warnings
 import zipfile
 from contextlib import suppress
@@ -31,6 +32,7 @@ import torch.distributed.checkpoint as dcp
 
 from records.errors import RunError, UserError, is_first_process, warn
 from training.config import field_values
+from training.log import best_step, read_log
 from training.sources import list_changes
 from weights import files, lora
 
@@ -39,7 +41,8 @@ warnings.filterwarnings("ignore", category=UserWarning, module=r"torch\.distribu
 
 STEP = re.compile("step-[1-9][0-9]*")  # str.isdigit accepts digits such as ², which int() refuses
 # Files in a run directory
-RUN_FILES = ("config.json", "log.jsonl", "loss.png", "scores.png", "progress.gif")
+RUN_FILES = ("config.json", "log.jsonl", "loss.png", "scores.png", "progress.gif",
+             "result.json")
 # Fields that may change when a run is resumed. They affect layout, speed and reports. The fields
 # preset and model matter only at the start of a run.
 LAYOUT_FIELDS = {
@@ -72,7 +75,11 @@ def find(args):
     """-> the Checkpoint in --out from which the run continues. UserError if the run may not write
     to --out, or if the run there started from other weights than --init. Deletes nothing."""
     out = Path(args.out)
-    found = find_newest(out) if args.resume else Checkpoint()
+    steps = [args.finish_at] if args.finish_at else None
+    found = find_newest(out, steps) if args.resume else Checkpoint()
+    if args.finish_at and not found.folder:
+        raise UserError(f"--finish-at {args.finish_at}: {out} has no complete checkpoint of this "
+                        f"step; it has checkpoints of the steps {list_steps(out)}")
     init = args.else_init or args.init
     if found.folder:
         began = found.state["init"] or "new weights"
@@ -126,10 +133,12 @@ class Reader(dcp.FileSystemReader):
         return stored
 
 
-def find_newest(out, before=math.inf):
-    """-> the newest Checkpoint in `out` of a step below `before` whose small files are not damaged;
-    without one, Checkpoint(). Of files with tensors, only the sizes are compared here."""
-    for step in (step for step in list_steps(out) if step < before):
+def find_newest(out, steps=None):
+    """-> the newest Checkpoint in `out` whose small files are not damaged; without one,
+    Checkpoint(). steps: only these count. Of files with tensors, only the sizes are compared."""
+    for step in list_steps(out):
+        if steps is not None and step not in steps:
+            continue
         folder = out / f"step-{step}"
         with suppress(Exception):  # a damaged file may raise any exception
             state = json.loads((folder / "state.json").read_bytes())
@@ -244,12 +253,15 @@ def save(run, model, optimizer, step, position):
     except (OSError, dcp.api.CheckpointException) as e:
         # frees the disk, which may be full
         shutil.rmtree(part, ignore_errors=True)
+        if explain(e) == "KeyboardInterrupt":  # torch catches Ctrl-C, too
+            raise KeyboardInterrupt from None
         raise RunError(f"the checkpoint of step {step} cannot be written: {explain(e)}; --resume "
                        "continues from the checkpoint before it") from None
 
 
 def complete(run, part, state):
-    """Writes the last files of a checkpoint, renames its folder, removes the oldest checkpoints."""
+    """Writes the last files of a checkpoint, renames its folder, removes the oldest checkpoints,
+    but never the one with the lowest held-out loss."""
     run.tokenizer.save(part)
     state["files"] = {path.name: path.stat().st_size for path in sorted(part.iterdir())}
     state["sha256"] = hash_without_tensors(part, state)
@@ -262,8 +274,10 @@ def complete(run, part, state):
     part.rename(whole)
     sync(run.out)
     earlier = [step for step in list_steps(run.out) if step <= state["step"]]
+    best = best_step(read_log(run.out / "log.jsonl"))
     for step in earlier[run.config.keep :] if run.config.keep else ():
-        shutil.rmtree(run.out / f"step-{step}")
+        if step != best:
+            shutil.rmtree(run.out / f"step-{step}")
 
 
 def sync(path):
@@ -301,8 +315,38 @@ def restore(found, model, optimizer):
     except dcp.api.CheckpointException as e:
         for error, _ in e.failures.values():
             if isinstance(error, Damaged):
-                older = find_newest(folder.parent, found.step).step
+                older = find_newest(folder.parent, range(found.step)).step
                 raise UserError(f"--resume: {folder}: a tensor in {error} is damaged, because its "
                                 "CRC-32 differs from the stored one; delete this folder, and "
                                 f"--resume continues from step {older}") from None
         raise UserError(f"--resume: {folder} does not fit this model: {explain(e)}") from None
+
+
+def repeat_command(*flags):
+    """-> the command of this process for a shell, with these flags in place of the flags that
+    concern an earlier run, such as --resume. Without flags, the command stays as it is."""
+    # unlike sys.argv, it has the -m of python -m; the -u is from torchrun
+    words = [word for word in sys.orig_argv[1:] if word != "-u"]
+    if flags:
+        words = [word for word in words if word not in ("--overwrite", "--resume")]
+        if not {"--resume-anyway", "--resume_anyway"} & {*words} or flags != ("--resume",):
+            words += flags
+    local = os.environ.get("LOCAL_WORLD_SIZE", "1")
+    launch = "python"
+    if os.environ.get("WORLD_SIZE", "1") != local:
+        launch = "torchrun on every node as before, with"
+    elif local != "1":
+        launch = f"torchrun --standalone --nproc-per-node {local}"
+    return f"{launch} {shlex.join(words)}"
+
+
+def how_to_go_on(run):
+    """-> what an interrupted run has saved, and the command that continues it. run: None if nothing
+    has been written yet. Then the same command can be repeated."""
+    if not run:
+        return f"nothing was written; start again with: {repeat_command()}"
+    may_resume = bool(list_steps(run.out))
+    if (run.out / "model").exists() and not may_resume:
+        return f"the trained weights are in {run.out}/model, but were not evaluated"
+    kept = "continue with" if may_resume else "nothing was saved; start again with"
+    return f"{kept}: {repeat_command('--resume')}"

@@ -68,7 +68,7 @@ class Config:
     compile: bool = False  # use torch.compile on each block (not given: on a GPU without --tiny)
     crop_bucket: int = 2  # the number of crops in a batch is padded to a multiple of this
     save_every: int = 500  # steps between checkpoints; one more is saved at the end; 0: none
-    keep: int = 2  # how many of the newest checkpoints are kept; 0: all
+    keep: int = 2  # how many of the newest checkpoints are kept, besides the best one; 0: all
     seed: int = 0  # seed of every random choice
     deterministic: bool = False  # train without dropout and with deterministic kernels
     device: str = "auto"  # cpu, cuda, mps (never tested); auto: cuda if there is one, else cpu
@@ -129,8 +129,10 @@ def field_values(config, prefix=""):
     return values
 
 
-# {flag of an earlier version: what to do now}
+# {flag of an earlier version or of other trainers: what to do}
 REPLACED = {
+    "--lr": "each part has its own: --lr.llm, --lr.connector and --lr.vit",
+    "--learning_rate": "each part has its own: --lr.llm, --lr.connector and --lr.vit",
     "--beta": "python -m examples.preferences trains on preference pairs",
     "--activation_checkpointing": "use --recompute=1 for true, --recompute=0 for false",
     "--uncheckpointed_blocks": "--recompute=0.7 computes the first 70 % of all blocks again",
@@ -228,22 +230,31 @@ def make_parser(words=()):
     add("--eval", nargs="+", action="extend", metavar="FILE",
         help="record files to evaluate on at the end, with scores for each file (needs --data)")
     add("--eval_every", type=int, default=0, metavar="N",
-        help="also save and evaluate after every N steps (default 0: only at the end)")
+        help="also save and evaluate after every N steps (default 0: only at the end); the "
+        "checkpoint with the lowest held-out loss in the first file of --eval is never deleted")
     add("--init", metavar="DIR", help="start from the weights of a run or a released checkpoint")
     add("--out", metavar="DIR", help="run directory (default runs/stage1-tiny and so on)")
     switch("--overwrite", help="delete the run in --out first")
     switch("--resume", help="continue from the newest checkpoint in --out; without one, start")
     switch("--resume_anyway", help="like --resume, but the recipe or the data may have changed")
+    add("--finish_at", type=int, default=0, metavar="N",
+        help="end the run in --out with the model of its checkpoint step-N, without training")
+    switch("--json", help="also print result.json, as one line, after everything else")
     add("--else_init", metavar="DIR", help="with --resume: --init if there is no checkpoint yet")
     add("--lora", dest="lora.rank", type=int, default=argparse.SUPPRESS, metavar="R",
         help="train adapters of rank R instead of the decoder's weights (short for --lora.rank)")
+    add_fields(parser, field_values(shown))
+    return parser
+
+
+def add_fields(parser, defaults):
+    """Adds a flag for each field of Config. defaults: {name: value that --help shows}."""
     texts = describe_fields(Config())
-    defaults = field_values(shown)
     for name, default in FIELDS.items():
         alone = {"nargs": "?", "const": True} if isinstance(default, bool) else {}
-        add(f"--{name}", type=choose_reader(default), choices=CHOICES.get(name), metavar="X",
+        parser.add_argument(
+            f"--{name}", type=choose_reader(default), choices=CHOICES.get(name), metavar="X",
             default=argparse.SUPPRESS, help=f"{texts[name]} (default {defaults[name]!r})", **alone)
-    return parser
 
 
 def make_config(stage, tiny, preset, fields=()):
@@ -292,7 +303,7 @@ def parse(argv=None):
     if args.stage is None:
         parser.error("--stage is missing; choose the stage to train, as in --stage 1")
     args.fields = {name: vars(args).pop(name) for name in [*vars(args)] if name in FIELDS}
-    args.resume = args.resume or args.resume_anyway
+    args.resume = args.resume or args.resume_anyway or args.finish_at > 0
     config = make_config(args.stage, args.tiny, args.preset, args.fields)
     args.out = args.out or f"runs/stage{config.stage}{'-tiny' if args.tiny else ''}"
     check(args, config)
@@ -321,6 +332,9 @@ def check(args, config):
         (not {*config.model.vision.feature_layers} <= {*range(config.model.vision.n_layer)},
          "--model.vision.feature_layers: choose blocks from 0 to --model.vision.n_layer minus 1"),
         (args.eval_every < 0, f"--eval_every {args.eval_every}: must be at least 0"),
+        (args.finish_at < 0, f"--finish_at {args.finish_at}: must be at least 0"),
+        (args.eval_every and args.data and not args.eval,
+         "--eval_every needs --eval FILE, the records to evaluate on"),
         ((args.media or args.eval or args.skip_missing) and not args.data,
          "--media, --eval and --skip-missing need --data"),
         (args.resume and args.overwrite, "--resume and --overwrite contradict each other"),

@@ -9,7 +9,6 @@ import math
 import os
 import platform
 import re
-import shlex
 import subprocess
 import sys
 from collections import Counter
@@ -31,7 +30,6 @@ from records.errors import (
     warn,
 )
 from records.reader import Records
-from training.checkpoint import list_steps
 from training.ranks import all_reduce_sums
 
 
@@ -189,6 +187,27 @@ def describe_jump(run, learning_rates):
     return f"after step {step} the learning rate jumps, because of new flags: {', '.join(jumps)}"
 
 
+def read_scores(lines):
+    """Lines of log.jsonl -> [(step, scores), ..] of the lines with scores."""
+    return [(line["step"], line["eval"]) for line in lines
+            if "step" in line and isinstance(line.get("eval"), dict)]
+
+
+def held_out_loss(scores):
+    """The scores of a held-out set -> its loss. None if they contain no finite loss."""
+    nll = scores.get("nll")
+    loss = nll.get("all") if isinstance(nll, dict) else None
+    return loss if isinstance(loss, int | float) and math.isfinite(loss) else None
+
+
+def best_step(lines):
+    """Lines of log.jsonl -> the step with the lowest held-out loss, or None without such a loss. If
+    there are several held-out sets, the first one decides. The later line of a step counts."""
+    losses = {step: held_out_loss(scores) for step, scores in read_scores(lines)}
+    losses = {step: loss for step, loss in losses.items() if loss is not None}
+    return min(losses, key=losses.get, default=None)
+
+
 def describe_unreadable(out):
     """-> a sentence about the records that a run could not decode, or "" if there are none."""
     counts = Counter()
@@ -294,26 +313,3 @@ def end_if_explained(error):
     for pattern, sentence in CAUSES.items():
         if re.search(pattern, str(error)):
             end(1, RankError(f"{sentence}: {str(error).splitlines()[0]}"))
-
-
-def how_to_go_on(run):
-    """-> what an interrupted run has saved, and the command that continues it. run: None if nothing
-    has been written yet. Then the same command can be repeated."""
-    # unlike sys.argv, it has the -m of python -m; the -u is from torchrun
-    words = [word for word in sys.orig_argv[1:] if word != "-u"]
-    kept = "nothing was written; start again with"
-    if run:
-        words = [word for word in words if word not in ("--overwrite", "--resume")]
-        may_resume = bool(list_steps(run.out))
-        if (run.out / "model").exists() and not may_resume:
-            return f"the trained weights are in {run.out}/model, but were not evaluated"
-        if not {"--resume-anyway", "--resume_anyway"} & {*words}:
-            words.append("--resume")
-        kept = "continue with" if may_resume else "nothing was saved; start again with"
-    local = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    launch = "python"
-    if os.environ.get("WORLD_SIZE", "1") != local:
-        launch = "torchrun on every node as before, with"
-    elif local != "1":
-        launch = f"torchrun --standalone --nproc-per-node {local}"
-    return f"{kept}: {launch} {shlex.join(words)}"

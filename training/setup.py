@@ -308,6 +308,7 @@ def start_run(args, config, generated):
     recipe = checkpoint.recipe_fields(config, base)
     if resume_from.folder:
         checkpoint.check_unchanged(args, resume_from, "recipe", recipe)
+        config = replace(config, steps=args.finish_at or config.steps)
     ranks = join_ranks(config.cp, device, config.cp_heads)
     config = replace(config, workers=ranks.broadcast(config.workers))  # the same on all ranks
     if config.deterministic:

@@ -21,7 +21,7 @@ from itertools import chain
 from pathlib import Path
 
 from records.check import is_kind
-from records.errors import DataError, warn
+from records.errors import DataError, hint_of_path, warn
 from records.mixture import group_rates, sqrt_size
 from records.reader import Records
 from training.config import STAGES
@@ -158,10 +158,15 @@ def open_sources(args, config, generated=None):
     paths = [entry["path"] for _, entries in groups for entry in entries]
     missing = [path for path in paths if not os.path.exists(path)]
     if missing:
+        folder = next(filter(os.path.isdir, args.data), None)
+        if missing == paths and folder:
+            raise DataError(f"--data {folder}: for your own data, give record files, which python "
+                            "-m tools.convert makes; a folder must contain published sets, such "
+                            f"as {missing[0]}")
         sentence = f"--data: no such file: {', '.join(path[:300] for path in missing)}"
         if missing == paths or not args.skip_missing:
-            raise DataError(f"{sentence}; --skip-missing trains on the files that exist (a folder "
-                            "must contain the published sets; for your own data, give the files)")
+            hint = hint_of_path(missing[0]) or "; --skip-missing trains on the files that exist"
+            raise DataError(f"{sentence}{hint}")
         warn(sentence)
     sources = []
     weighted = []

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from data import DataConfig
 from model import ModelConfig, Molmo2
-from records.errors import explained, import_extra
+from records.errors import explained, hint_of_path, import_extra
 from stages import stage3
 from text.tokenizer import load_tokenizer
 from weights import lora, released
@@ -82,11 +82,21 @@ def describe(folder):
             return ModelFolder(folder, config_from_dict(raw, ModelConfig()), None)
         config = released.released_config(folder, raw) if "model_type" in raw else None
     if config is None:
-        raise FileNotFoundError(f"{folder}: no such folder, or it contains no model since its run "
-                                "has not finished; to download a released model: hf download "
-                                "allenai/Molmo2-4B --local-dir Molmo2-4B")
+        raise FileNotFoundError(f"{folder}: {why_no_model(folder)}")
     config = dataclasses.replace(config, tied=has_tied_head(folder, raw))
     return ModelFolder(folder, config, released.released_names(config))
+
+
+def why_no_model(folder):
+    """-> a sentence about a folder without a model."""
+    steps = [int(path.name[5:]) for path in folder.glob("step-*") if path.name[5:].isdecimal()]
+    if steps:
+        return (f"its run has not finished; the command of the run with --resume continues it, and "
+                f"with --finish-at {max(steps)} makes a model of the checkpoint step-{max(steps)}")
+    if folder.is_dir():
+        return "this folder contains no model (no config.json of a model)"
+    return (f"no such folder{hint_of_path(folder)}; to download a released model: hf download "
+            "allenai/Molmo2-4B --local-dir Molmo2-4B")
 
 
 def config_from_dict(raw, like):

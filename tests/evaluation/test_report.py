@@ -97,11 +97,11 @@ def test_sources_beyond_the_eight_in_most_steps_are_one_line(drawn, tmp_path):
     assert series["others (52) 5.000"] == [(1, (1 + sum(range(10, 61))) / 52), (2, 5.0)]
 
 
-def test_scores_stand_at_the_minutes_trained_by_then(drawn, run_folder):
+def test_scores_stand_at_the_steps_of_the_losses(drawn, run_folder):
     report.draw_progress(run_folder)
     ((series, xlabel, _),) = drawn
-    assert series == {"point_f1": [(1.0, 0.25), (2.5, 0.75)]}
-    assert xlabel == "minutes"
+    assert series == {"point_f1": [(2, 0.25), (3, 0.75)]}
+    assert xlabel == "step"
 
 
 @pytest.fixture
@@ -130,7 +130,11 @@ def test_the_toy_is_scored_by_parts_with_its_own_masks(evaluated, stage, parts, 
     metrics = report.final_scores(run_of(stage), None)
     assert metrics["point_f1"] == 1.0
     assert [name for name in metrics if name in ("long", "unseen", "crowded")] == parts[1:]
+    names = []  # on the progress bars
     for records, masks_of, options in evaluated:
+        name = options.pop("name")
+        assert name == f"toy set {parts[len(names)]}"
+        names.append(name)
         assert options == {"config": DATA, "max_new": max_new, "ranks": Ranks()}
         kinds = [annotation["type"] for annotation in records[0]["annotations"]]
         index = kinds.index("point")
@@ -160,17 +164,19 @@ def test_given_records_are_scored_as_by_tools_evaluate(evaluated, monkeypatch, t
     asked = replace(DATA, max_crops=8, max_frames=384, max_images=20)
     for given, masks_of, options in evaluated:
         assert masks_of is None
+        assert given == sets[options.pop("name")]
         assert options == {"config": asked, "ranks": Ranks()}
-        assert given in sets.values()
     assert drawn[0][1:] == (records, tmp_path / "samples")
     assert drawn[1][1:] == (records[:1], tmp_path / "samples" / "2-b.jsonl")
     assert report.final_scores(run_of(3, {}), None) == {}
 
 
-def test_progress_is_drawn_of_the_same_images_at_every_step(tmp_path, monkeypatch):
-    """Rings where the model points, its caption below; a run on other records draws none."""
+def test_progress_is_drawn_of_the_same_images_at_every_step(tmp_path, monkeypatch, capsys):
+    """Rings where the model points, its caption below; a run on other records draws none. One line
+    has the scores."""
     answers = []
-    found = {"point": {"type": "point", "predicted": [[1, "1", 50, 50]], "true": []},
+    found = {"point": {"type": "point", "predicted": [[1, "1", 50, 50]], "true": [],
+                       "point_f1": 0.25},
              "caption": {"type": "caption", "caption_exact": 1.0}}
 
     def evaluate(model, tokenizer, config, records, **options):
@@ -186,6 +192,8 @@ def test_progress_is_drawn_of_the_same_images_at_every_step(tmp_path, monkeypatc
     model = torch.nn.Linear(1, 1)
     shown = [report.look(run, model, step) for step in (19, 20, 1000)]
     assert shown[0] == {}
+    line = "picture of step 20: point_f1 0.250, caption_exact 1.000 on 16 held-out images\n"
+    assert line in capsys.readouterr().err
     pages = [np.array(Image.open(of_step["picture"])) for of_step in shown[1:]]
     assert answers[0] == answers[1]
     assert len({answer["id"] for answer in answers[0]}) == report.N_CANDIDATES
@@ -193,7 +201,9 @@ def test_progress_is_drawn_of_the_same_images_at_every_step(tmp_path, monkeypatc
     assert np.array_equal(pages[0][:200], pages[1][:200])
     assert not np.array_equal(*pages)
     assert model.training
-    shown = np.array(Image.open(tmp_path / "samples" / "image.png").resize((200, 200)), int)
+    record = report.candidates(run.config)[0]
+    (image,) = record["source"].images(record)
+    shown = np.array(Image.fromarray(image).resize((200, 200)), int)
     changed = np.abs(pages[0][:200, :200] - shown).max(2) > 100
     rows, columns = np.nonzero(changed[80:120, 80:120])
     assert abs(rows.mean() - 20) < 3  # a ring around the middle
@@ -232,41 +242,69 @@ def test_the_images_of_the_animation_have_the_typical_score(exact, chosen):
 
 
 TOY_SCORES = {"point_f1": 0.9, "point_recall": 0.8, "unseen": {"caption_exact": 0.04, "nll": {}}}
+TOY_END = """after 1,600 steps     score    target
+point_f1              0.900     0.900
+count_accuracy            -     0.930
+caption_exact             -     0.750
+Pictures: runs/x/progress.gif
+Next: python -m tools.play --model runs/x
+"""
+OWN_END = f"""after 1,600 steps      mine       old
+caption_exact         0.500         -
+point_f1                  -     0.750
+The held-out loss was lowest at step 800 (runs/x/step-800). To end the run with this model \
+instead: python train.py --out runs/x --finish-at 800
+Pictures: runs/x/progress.gif
+Next: python -m tools.generate --model runs/x --image {MEDIA}/chelsea.png --prompt long_caption:
+"""
+BARE_END = f"""After 1,600 steps the loss is not in the log. No answer was scored. \
+To score answers, add --eval FILE.
+Pictures: runs/x/progress.gif
+Next: python -m tools.generate --model runs/x --image {MEDIA}/chelsea.png --prompt long_caption:
+"""
 
 
-@pytest.mark.parametrize(("eval_records", "loss", "scores", "sentences", "n_lines"), [
-    (None, 0.25, TOY_SCORES,
-     ["Scores after 1,600 steps on held-out examples: point_f1 0.900 (target 0.90).",
-      "runs/x/progress.gif", "runs/x/samples",
-      '--model runs/x --image runs/x/samples/image.png --prompt "pointing: any shape"',
-      "train.py --stage 2 --tiny --init runs/x"], 6),
-    ({"mine": []}, 0.25,
-     {"caption_exact": 0.5, "nll": {"all": 2}, "old": {"point_f1": 0.75, "nll": {}}},
-     ["on the records of --eval: caption_exact 0.500.", "Scores on old: point_f1 0.750.",
-      f"--model runs/x --image {MEDIA}/chelsea.png --prompt long_caption:"], 5),
-    ({}, None, {}, ["After 1,600 steps the loss is not in the log. No answer was scored.",
-                     "To score answers, add --eval FILE."], 4),
+@pytest.mark.parametrize(("eval_records", "log", "scores", "text"), [
+    (None, [], TOY_SCORES, TOY_END),
+    ({"mine": []}, [{"step": 800, "eval": {"nll": {"all": 1}}}],
+     {"caption_exact": 0.5, "nll": {"all": 2}, "old": {"point_f1": 0.75, "nll": {}}}, OWN_END),
+    ({}, [], {}, BARE_END),
 ])
-def test_the_end_says_what_was_learned_and_how_to_ask(capsys, tmp_path, monkeypatch, eval_records,
-                                                      loss, scores, sentences, n_lines):
+def test_the_end_is_a_table_of_scores_the_pictures_and_what_to_do_next(
+        capsys, tmp_path, monkeypatch, eval_records, log, scores, text):
+    """The JSON object is in result.json, and is printed if it is asked for."""
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(report, "animate_progress", lambda run: None)
+    command = ["python", "train.py", "--out", "runs/x", "--overwrite"]
+    monkeypatch.setattr("sys.orig_argv", command)
     run = run_of(1, eval_records)
     run.out = Path("runs/x")
     run.config.steps = 1600
+    (run.out / "step-800").mkdir(parents=True)
+    (run.out / "progress.gif").touch()
+    (run.out / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
     mixture = SimpleNamespace(sources=[Records(MEDIA / "records.jsonl", MEDIA)])
     run.loader = SimpleNamespace(mixture=mixture)
-    report.print_end(run, loss, scores, 65.04)
-    *text, last = capsys.readouterr().out.splitlines()
-    for sentence in sentences:
-        assert sentence in "\n".join(text)
-    assert len(text) + 1 == n_lines
-    assert json.loads(last) == {
-        "out": "runs/x", "steps": 1600, "loss": loss, "seconds": 65.0, "eval": scores}
-    assert "answers: " not in "\n".join(text)            # a folder that is not there is not named
-    (run.out / "samples").mkdir(parents=True)
-    (run.out / "samples" / "image.png").touch()
-    report.print_end(run, loss, scores, 65.04)
-    assert "answers: runs/x/samples" in capsys.readouterr().out
+    written = SimpleNamespace(write=lambda line: None)
+    report.end(run, written, scores, 65.04)
+    assert capsys.readouterr().out == text
+    result = {"out": "runs/x", "steps": 1600, "loss": None, "seconds": 65.0, "eval": scores}
+    assert json.loads((run.out / "result.json").read_text()) == result
+    report.end(run, written, scores, 65.04, as_json=True)
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == result
+
+
+def test_an_evaluation_during_a_run_prints_one_line(tmp_path, monkeypatch, capsys):
+    found = {"qa_accuracy": 0.2, "point_recall": 0.5, "nll": {"all": 0.148},
+             "coco": {"nll": {"all": 0.988}}}
+    run = run_of(1, {"llava": [], "coco": []})
+    run.out = tmp_path
+    monkeypatch.setattr(report, "scores", lambda *_: found)
+    written = []
+    report.evaluate_step(run, None, SimpleNamespace(write=written.append), 60)
+    assert written == [{"step": 60, "eval": found}]
+    line = "step 60: held-out loss 0.148 (llava), 0.988 (coco); qa_accuracy 0.200\n"
+    assert capsys.readouterr().err.endswith(f": {line}")
 
 
 VIDEO = str(MEDIA / "bigbuckbunny.mp4")

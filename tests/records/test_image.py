@@ -104,6 +104,14 @@ def test_a_format_that_pillow_does_not_read_is_named_by_the_content_of_the_file(
     assert str(error.value).count(str(path)) == 1
 
 
+@pytest.mark.parametrize("start", [
+    b"\0\0\0\x18ftypisom", b"\0\0\0\x14ftypqt  ", b"\x1aE\xdf\xa3", b"RIFF\0\0\0\0AVI LIST"])
+def test_a_video_in_the_place_of_an_image_is_called_a_video(tmp_path, start):
+    (tmp_path / "a.png").write_bytes(start + bytes(99))
+    with pytest.raises(Unreadable, match=r"this is a video; give it as a video, not as an image"):
+        image_size(tmp_path / "a.png")
+
+
 def test_a_page_in_the_place_of_an_image_is_no_unknown_format(tmp_path):
     path = tmp_path / "a.svg"
     for text in ("<!DOCTYPE html><svg>", "<?xml version='1.0'?><Error>", ""):
@@ -119,9 +127,10 @@ def test_whatever_a_decoder_raises_costs_the_image(tmp_path, monkeypatch):
     for name, kind in (("page.png", "damaged image"), ("gone.png", "missing file")):
         with pytest.raises(Unreadable, match=f"^{kind}: {tmp_path / name}"):
             image_size(tmp_path / name)
-    monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", 1000)         # Pillow raises an error above 2000
-    with pytest.raises(Unreadable, match=r"^damaged image: .* exceeds limit"):
-        image_size(tmp_path / "a.png")
+    for limit in (1000, 500):            # Pillow warns, and raises an error from twice the limit on
+        monkeypatch.setattr(Image, "MAX_IMAGE_PIXELS", limit)
+        with pytest.raises(Unreadable, match=r"^too large: .*more than 89,478,485 pixels; make it"):
+            image_size(tmp_path / "a.png")
     monkeypatch.undo()
     for error in (KeyError("x"), SyntaxError("x"), ZeroDivisionError(), MemoryError()):
         def fail(image, error=error):

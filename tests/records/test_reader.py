@@ -141,8 +141,13 @@ def test_images_of_a_record_are_measured_and_read_in_order(tmp_path):
         assert np.array_equal(pixels, media.read_image(MEDIA / f"{name}.png"))
     (only,) = records.images(records[0], only=[1])
     assert np.array_equal(only, images[1])
-    with pytest.raises(Unreadable, match=r"^missing file: .*gone.png"):
+    with pytest.raises(Unreadable, match=r"^missing file: .*gone.png$"):
         records.image_sizes(records[2])
+    names = {r"C:\photos\a.png": "this is a path of Windows", "~/a.png": "~ is not replaced here",
+             "": "this is a folder"}
+    for name, words in names.items():
+        with pytest.raises(Unreadable, match=f"^missing file: .*; {words}"):
+            media.image_size(MEDIA / name)
 
 
 def test_a_video_is_probed_once_until_its_file_changes(tmp_path, monkeypatch):

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 
 import vision
-from evaluation import pictures
+from evaluation import answer, pictures
 from evaluation.generate import Sampling
 from records import media
 from records.visual import read_headers
@@ -51,7 +51,7 @@ class FakeModel:
 @pytest.fixture
 def fake(monkeypatch):
     fake = FakeModel()
-    monkeypatch.setattr(generate, "generate", fake.generate)
+    monkeypatch.setattr(answer, "generate", fake.generate)
     return fake
 
 
@@ -240,4 +240,50 @@ def test_a_prompt_without_a_style_is_noted_where_the_model_knows_none(fake, caps
     generate.main(["--model", "toy", "--prompt", "Where are the shapes?"])
     assert "trained on prompts that begin with a style" in capsys.readouterr().err
     for prompt in ("long_caption 65:", "pointing: any shape"):
-        assert generate.style_hint(prompt, DATA) == ""
+        assert answer.style_hint(prompt, DATA) == ""
+
+
+def test_a_folder_gives_one_line_per_file_and_a_second_start_continues(
+        call, fake, saved_run, tmp_path, monkeypatch, capsys):
+    """20 files, of which one is broken. The first start is killed in the middle of a line."""
+    folder = tmp_path / "photos"
+    folder.mkdir()
+    for k in range(20):
+        Image.new("RGB", (30, 20), (9 * k, 0, 0)).save(folder / f"{k:02}.png")
+    (folder / "07.png").write_bytes((folder / "07.png").read_bytes()[:60])
+    (folder / ".DS_Store").write_bytes(b"of macOS")
+    out = folder / "answers.jsonl"
+    flags = "--image", folder, "--prompt", "pointing: x", "--out", out
+    fake.answer = '<points coords="1 1 500 500">x</points>'
+    encode_prompt = answer.data.encode_prompt
+
+    def interrupted(*args):
+        if len(fake.prompts) == 11:
+            raise KeyboardInterrupt
+        return encode_prompt(*args)
+
+    monkeypatch.setattr(answer.data, "encode_prompt", interrupted)
+    with pytest.raises(SystemExit):
+        call(*flags)
+    assert out.read_bytes().count(b"\n") == 11
+    with open(out, "r+b") as file:
+        file.truncate(out.stat().st_size - 9)
+    monkeypatch.setattr(answer.data, "encode_prompt", encode_prompt)
+    assert call(*flags) == f"{out}: 19 answers; 1 file could not be read\n"
+    assert len(fake.prompts) == 20                  # the cut line was answered twice
+    lines = [json.loads(line) for line in out.open()]
+    names = [str(folder / f"{k:02}.png") for k in range(20) if k != 7]
+    assert [line["file"] for line in lines] == names
+    assert {str(line["points"]) for line in lines} == {"[[1.0, '1', 15.0, 10.0]]"}
+    assert call(*flags[:3], "long_caption:", *flags[4:]).startswith(f"{out}: 38 answers")
+    fake.prompts.clear()
+    generate.main(["--model", str(saved_run), *map(str, flags)])
+    assert not fake.prompts
+    assert f"{folder / '07.png'}" in capsys.readouterr().err
+    (tmp_path / "mine.jsonl").write_text("mine")
+    with pytest.raises(SystemExit):
+        call(*flags[:5], tmp_path / "mine.jsonl")
+    assert (tmp_path / "mine.jsonl").read_text() == "mine"
+    with pytest.raises(SystemExit):
+        call(*flags[:4])
+    assert "give only this one, --prompt, and --out FILE.jsonl" in capsys.readouterr().err

@@ -29,7 +29,7 @@ def test_the_command_trains_the_vit_of_a_seed_and_nothing_else(tmp_path, capsys)
 
 
 @pytest.mark.parametrize(("flags", "words"), [
-    (["--vit", "none"], "--vit none: none: no such folder, or it contains no model"),
+    (["--vit", "none"], "--vit none: none: no such folder; to download"),
     (["--model.vision.n_head=2"], "--vit toy: its ViT has n_head 4, but the new model has 2; give "
      "the folder of a ViT with the same --model.vision, or --vit= to start with random weights"),
     (["--preset", "4b"], "--vit toy: its ViT has n_layer 3, but the new model has 25; give"),

@@ -60,7 +60,8 @@ def sentence(capsys, *words):
     """-> the only message of a run on stderr. It must contain these words and no traceback."""
     text = capsys.readouterr().err
     assert "Traceback" not in text
-    head = ("train.py: stage ", "train.py: parameters: ", "train.py: steps: ", "train.py: data: ")
+    head = ("train.py: stage ", "train.py: parameters: ", "train.py: steps: ", "train.py: data: ",
+            "train.py: picture of ")
     of_a_record = re.compile(r"\.jsonl:\d+: |could not be decoded")
     sentences = [line[10:] for line in text.splitlines() if line.startswith("train.py: ")
                  and not line.startswith(head) and not of_a_record.search(line)]

@@ -120,7 +120,7 @@ def test_a_stage_of_ones_own_needs_settings_for_the_toy_and_has_the_records_of_s
     found = []
     for stage in ("3", "4"):
         assert run(tmp_path / stage, *SMALL, "--stage", stage, "--data.max_tokens=2048", "--batch",
-                   "1", "--steps", "1", "--save-every", "0") == 0
+                   "1", "--steps", "1", "--save-every", "0", "--json") == 0
         found.append(json.loads(capsys.readouterr().out.splitlines()[-1])["loss"])
     assert found[0] == found[1]
 
@@ -192,6 +192,9 @@ def test_a_config_is_read_from_the_json_of_a_run():
 
 MISTAKES = [
     (["--stpes", "3"], "--stpes: no such flag or field; did you mean --steps?"),
+    (["--lr", "1e-3"], "--lr: no such flag or field; each part has its own: --lr.llm, --lr.conn"),
+    (["--learning-rate=1"], "--learning_rate: no such flag or field; each part has its own: --lr."),
+    (["--tiny", "--data", "x", "--eval-every", "5"], "--eval_every needs --eval FILE"),
     (["--beta=0.1"], "--beta: no such flag or field; python -m examples.preferences trains on"),
     (["--compile=maybe"], "--compile: invalid true_or_false value: 'maybe'"),
     (["--activation-checkpointing=false"], "such flag or field; use --recompute=1 for true"),

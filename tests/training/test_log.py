@@ -19,7 +19,7 @@ from records.mixture import Mixture
 from records.reader import Records
 from tests.test_layout import ROOT
 from tests.training.runs import SMALL, logged, run, sentence
-from training import log
+from training import checkpoint, log
 from training.checkpoint import Checkpoint
 from training.config import parse
 from training.log import read_log, read_steps
@@ -121,12 +121,12 @@ def test_the_command_that_continues_a_run_is_for_as_many_processes(
     monkeypatch.setattr(sys, "orig_argv", ["python", *words.split()])
     started = SimpleNamespace(out=tmp_path)
     (tmp_path / "step-2.part").mkdir()
-    assert log.how_to_go_on(started) == f"nothing was saved; start again with: {command}"
+    assert checkpoint.how_to_go_on(started) == f"nothing was saved; start again with: {command}"
     (tmp_path / "model").mkdir()
     weights = f"the trained weights are in {tmp_path}/model, but were not evaluated"
-    assert log.how_to_go_on(started) == weights
+    assert checkpoint.how_to_go_on(started) == weights
     (tmp_path / "step-2").mkdir()
-    assert log.how_to_go_on(started) == f"continue with: {command}"
+    assert checkpoint.how_to_go_on(started) == f"continue with: {command}"
 
 
 def test_a_run_that_is_stopped_before_its_first_step_says_how_to_start_again(

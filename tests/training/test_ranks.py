@@ -39,7 +39,7 @@ def test_a_run_logs_the_same_numbers_on_any_layout(tmp_path):
     """On the command line. Ids, counts and scores are equal; loss and norms agree to rounding."""
     flags = ["--stage", "3", "--tiny", "--steps", "3", "--batch", "4",
              "--deterministic", "--device", "cpu", "--eval_images=1", "--model.n_layer=1",
-             "--pool_size=8", "--eval-every", "2"]
+             "--pool_size=8", "--eval-every", "2", "--json"]
     logs = []
     for world, cp, exchange, micro_batch, shard in LAYOUTS:
         out = tmp_path / f"{world}-{cp}-{micro_batch}"
@@ -105,7 +105,7 @@ def finish_late(rank, port, folder):
     report = SimpleNamespace(
         scores=lambda run, model, _: [p.full_tensor() for p in model.parameters()],
         end=lambda *_: Path(folder, "ended").touch())
-    train.finish(run, model, None, report, 0)
+    train.finish(run, model, None, report, 0, False)
 
 
 def test_a_first_rank_that_writes_for_long_is_waited_for(tmp_path):

@@ -14,6 +14,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint import format_utils
 
 import data
 import model
@@ -370,7 +371,7 @@ def test_sigterm_beside_the_steps_ends_the_run_where_nothing_is_lost(
     in_evaluation = "evaluation" in when
     if in_evaluation:
         monkeypatch.setattr(report, "scores", terminate_in_an_image)
-        flags += ["--eval-every", "4"]
+        flags += ["--eval", records[1], "--eval-every", "4"]
     else:
         monkeypatch.setattr(RunLog, "write", lambda log, line: (
             write(log, line), line["step"] == 6 and "loss" in line and terminate()))
@@ -383,6 +384,50 @@ def test_sigterm_beside_the_steps_ends_the_run_where_nothing_is_lost(
     if save_every:
         assert run(out, *RECIPE, *records, "--resume") == 0
     assert_same_run(out, whole)
+
+
+def test_ctrl_c_while_a_checkpoint_is_written_is_no_broken_disk(
+        records, tmp_path, monkeypatch, capsys):
+    """torch turns it into its own exception."""
+    def interrupted(*_, **options):
+        raise dcp.api.CheckpointException("", {0: (KeyboardInterrupt(), None)})
+
+    monkeypatch.setattr(dcp, "save", interrupted)
+    assert run(tmp_path / "out", *RECIPE, *records) == 130
+    sentence(capsys, "interrupted; nothing was saved; start again with")
+
+
+def test_the_checkpoint_with_the_lowest_held_out_loss_stays_and_ends_the_run_when_asked(
+        records, tmp_path, monkeypatch, capsys):
+    """With --keep 1, after SIGTERM and --resume. The first of two held-out sets decides."""
+    losses = iter([0.5, None, 0.7, 0.1])
+
+    def scores(*_):
+        loss = next(losses)
+        if not loss:
+            terminate()
+        return {"nll": {"all": loss}, "other": {"nll": {"all": 1 - loss}}}
+
+    out = tmp_path / "out"
+    flags = [*RECIPE, *records, "--eval", records[1], "--eval-every", "2", "--keep", "1"]
+    monkeypatch.setattr(report, "scores", scores)
+    monkeypatch.setattr("sys.orig_argv", ["python", "train.py", "--out", "x"])
+    assert run(out, *flags) == 143
+    assert run(out, *flags, "--resume") == 0
+    assert checkpoint.list_steps(out) == [6, 2]
+    printed = capsys.readouterr().out
+    assert f"lowest at step 2 ({out}/step-2)" in printed
+    assert "train.py --out x --finish-at 2\n" in printed
+    assert run(out, *flags, "--finish-at", "4") == 2
+    assert "no complete checkpoint of this step; it has checkpoints of the steps [6, 2]" in (
+        capsys.readouterr().err)
+    assert run(out, *flags, "--finish-at", "2") == 0
+    assert "lowest at step" not in capsys.readouterr().out
+    assert json.loads((out / "result.json").read_text())["steps"] == 2
+    format_utils.dcp_to_torch_save(out / "step-2", tmp_path / "step-2.pt")
+    saved = torch.load(tmp_path / "step-2.pt", weights_only=False)
+    for name, tensor in torch.load(out / "model" / "model.pt").items():
+        assert torch.equal(tensor, saved[f"model.{name}"])
 
 
 def test_a_save_keeps_itself_where_a_later_checkpoint_was_damaged(tmp_path):

@@ -133,6 +133,15 @@ def test_a_file_that_is_no_file_of_records_is_refused_with_the_command_to_conver
     assert str(error.value).endswith(f"convert it with: python -m tools.convert {command}")
 
 
+def test_a_folder_of_photos_and_paths_that_python_does_not_know_are_explained(tmp_path):
+    (tmp_path / "photos").mkdir()
+    for path, words in ((tmp_path / "photos", "photos: for your own data, give record files"),
+                        (r"C:\Users\me\a.jsonl", r"me.a\.jsonl; this is a path of Windows, .* WSL"),
+                        ("~/a.jsonl", r"~/a\.jsonl; ~ is not replaced here")):
+        with pytest.raises(DataError, match=words):
+            opened("--data", path)
+
+
 def test_the_published_mixture_is_read_from_a_folder_and_says_what_is_missing(tmp_path, capsys):
     """Every missing source is listed once. With --skip-missing, the run continues without them."""
     cap, count, cosyn = (write_records(tmp_path, f"{name}/records.jsonl", n) for name, n in (

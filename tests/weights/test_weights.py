@@ -87,7 +87,10 @@ MISTAKES = {
     "half a file": (lambda m: (m / "model.pt").write_bytes((m / "model.pt").read_bytes()[:9999]),
                     "model.pt", "cannot be used"),
     "no weights": (lambda m: (m / "model.pt").unlink(), "No such file", "model.pt"),
-    "no model": (lambda m: shutil.rmtree(m), "no such folder", "hf download"),
+    "no model": (lambda m: shutil.rmtree(m), "this folder contains no model"),
+    "no folder": (lambda m: shutil.rmtree(m.parent), "no such folder; to download", "hf download"),
+    "no end": (lambda m: (shutil.rmtree(m), [(m.parent / f"step-{k}").mkdir() for k in (9, 15)]),
+               "its run has not finished", "--resume", "--finish-at 15"),
 }
 
 

@@ -15,7 +15,6 @@ from threading import Thread
 
 import torch
 
-from evaluation.generate import evaluation_config
 from records.errors import Unreadable, UserError, explained
 from tools.command import make_parser, positive, report_errors
 from tools.model_flags import add_model, open_model, sampling
@@ -91,7 +90,8 @@ def main(argv=None):
     args = parser.parse_args(argv)
     # leave one core to the browser, because each operation waits for the slowest thread
     torch.set_num_threads(max(1, torch.get_num_threads() - 1))
-    model, tokenizer, config = open_model(args)
+    loaded = open_model(args)
+    _, tokenizer, config = loaded
     start = {"toy": getattr(tokenizer, "words", None) == WORDS, "kinds": KINDS._asdict(),
              "styled": config.prefix_all, "grid": config.vision.grid,
              "margin": config.vision.overlap_margin}
@@ -105,7 +105,6 @@ def main(argv=None):
     print(f"{address} (Ctrl-C ends it)", flush=True)
     if not args.no_browser:
         webbrowser.open(address)
-    loaded = model, tokenizer, evaluation_config(config)
     while True:  # the model runs in the main thread, where Ctrl-C stops it at once
         body, answer = server.requests.get()
         try:

@@ -14,11 +14,12 @@ from PIL import Image
 
 import data
 import vision
+from evaluation.answer import Shown, open_images, open_video, style_hint
 from evaluation.generate import generate
 from evaluation.metrics import count_from_text, hit_in_mask, score_images
 from records.errors import Unreadable, UserError
 from text.points import parse_points
-from tools.generate import Shown, open_images, open_toy_scene, open_video, style_hint
+from tools.generate import open_toy_scene
 from tools.play.recorder import AttentionRecorder
 from tools.view import data_uri
 from toy.images import caption_of, find_named

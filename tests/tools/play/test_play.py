@@ -27,13 +27,14 @@ from PIL import Image
 import attention
 import data
 import packing
+from evaluation.answer import style_hint
 from evaluation.generate import Sampling, generate
 from records.errors import UserError
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, VISION, random_model
 from tests.test_layout import ROOT
 from tests.training.processes import runs_until
 from tools import model_flags
-from tools.generate import open_toy_scene, style_hint
+from tools.generate import open_toy_scene
 from tools.play import __main__ as play
 from tools.play import answers
 from tools.play.__main__ import time_limit
