@@ -45,13 +45,13 @@ MAX_FUNCTION_LINES = 60              # but for tests
 CEILINGS = {
     "the seven modules": 16_300,
     "the seven modules, tokens per statement": 13.3,
-    "imported by train.py, without evaluation/ and toy/": 51_100,
+    "imported by train.py, without evaluation/ and toy/": 51_050,
     "the same, in files": 43,
-    "all Python but tests": 142_500,
-    "tools/": 56_500,
+    "all Python but tests": 141_450,
+    "tools/": 56_000,
     "tools/bench/": 12_540,
-    "tools/convert/, tools/prepare/ and tools/benchmarks.py": 22_500,
-    "tests/": 190_500,
+    "tools/convert/, tools/prepare/ and tools/benchmarks.py": 22_400,
+    "tests/": 189_800,
 }
 
 # Packages that requirements.txt does not install: functions that need one import it when they are
