@@ -47,11 +47,11 @@ CEILINGS = {
     "the seven modules, tokens per statement": 12.2,
     "imported by train.py, without evaluation/ and toy/": 53_040,
     "the same, in files": 43,
-    "all Python but tests": 148_290,
+    "all Python but tests": 148_320,
     "tools/": 57_120,
     "tools/bench/": 12_540,
     "tools/convert/, tools/prepare/ and tools/benchmarks.py": 24_140,
-    "tests/": 193_810,
+    "tests/": 193_960,
 }
 
 # Packages that requirements.txt does not install: functions that need one import it when they are

@@ -196,7 +196,9 @@ def main(argv=None):
     live = count(config, dtype, gpus)
     total = max(live.peaks.values())
     peaks = {f"peak of the {name} pass": n for name, n in live.peaks.items()}
-    numbers = {**live.parts, **peaks, "total": total}
+    # all that did not exist before the forward pass: saved tensors and those of a moment
+    held = sum(n for name, n in live.parts.items() if name != "saved for backward")
+    numbers = {**live.parts, **peaks, "activations at the peak": total - held, "total": total}
     print(f"stage {config.stage}, {args.init or config.preset}, {dtype}: {config.micro_batch} x "
           f"{config.data.max_tokens} tokens, on one of {gpus} GPUs")
     print_table("part", {name: {"GiB": n / GIB} for name, n in numbers.items()})
@@ -205,7 +207,8 @@ def main(argv=None):
         verdict = "fits" if share <= 0.9 else "too tight" if share <= 1 else "does not fit"
         print(f"{size:4d} GB: {verdict}, {share:.0%} used")
     print_line({"gpus": gpus, "stage": config.stage, "micro_batch": config.micro_batch,
-                "parts": live.parts, "peaks": live.peaks, "total": total})
+                "parts": live.parts, "peaks": live.peaks, "activations": total - held,
+                "total": total})
 
 
 if __name__ == "__main__":

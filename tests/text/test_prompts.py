@@ -41,6 +41,7 @@ from tests.text.annotations import (
     question_of,
     share,
 )
+from text import styles
 from text.styles import TEMPLATES, medium
 from text.tokenizer import chat
 from text.visual_tokens import shift_subtitles, subtitle_text
@@ -520,3 +521,13 @@ def test_questions_about_several_images_mean_all_of_them_or_name_some():
     for question, answer in draws({**POINTS_ON_IMAGES, "question": "Where?"}, IMAGES, n=50):
         assert "image_" not in question
         assert answer.startswith("<points")
+
+
+def test_an_edited_wording_reaches_the_tokens(monkeypatch):
+    """text/templates.txt is for users to edit."""
+    file = Path(styles.__file__).with_name("templates.txt")
+    edited = file.read_text(encoding="utf-8").replace("Point to {label}.", "Zeige auf {label}.")
+    monkeypatch.setattr(styles.Path, "read_text", lambda path, encoding: edited)
+    monkeypatch.setattr(styles, "TEMPLATES", styles.read_templates())
+    question, *_ = chat(all_turns({**POINT, "mode": "point"}), Characters())
+    assert "user\nZeige auf cat.<" in Characters().decode(question.ids)

@@ -102,6 +102,8 @@ def test_the_table_says_which_card_is_large_enough(capsys):
                                  "--data.max_tokens=1024 --micro-batch 1")
     assert step["total"] == step["peaks"]["backward"] == max(step["peaks"].values())
     assert f"total {step['total'] / 2**30:.4g}" in " ".join(text.split())
+    held = [step["parts"][name] for name in ("weights", "gradients", "optimizer", "batch")]
+    assert step["activations"] == step["total"] - sum(held)
     assert " 16 GB: does not fit" in text
     assert " 24 GB: too tight" in text
     assert " 40 GB: fits" in text
