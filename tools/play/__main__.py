@@ -3,6 +3,7 @@
     python -m tools.play
 """
 
+import errno
 import json
 import signal
 import sys
@@ -22,6 +23,7 @@ from tools.play.answers import reply_to
 from toy.shapes import KINDS
 from toy.world import WORDS
 
+N_PORTS = 20  # that are tried
 MAX_BODY = 100_000_000  # bytes of a request
 
 
@@ -79,6 +81,22 @@ def time_limit(seconds):
         signal.setitimer(signal.ITIMER_REAL, 0)
 
 
+def open_server(port):
+    """-> a server at this port or, if it is in use, at the next free one of N_PORTS."""
+    for number in range(port, port + N_PORTS):
+        with explained(f"--port {number}"):
+            try:
+                server = ThreadingHTTPServer(("127.0.0.1", number), Handler)
+            except OSError as error:
+                if error.errno == errno.EADDRINUSE:
+                    continue
+                raise
+            if number != port:
+                print(f"--port {port} is in use, so this is port {number}:", end=" ")
+            return server
+    raise UserError(f"--port {port}: it is in use, as are the {N_PORTS - 1} ports after it")
+
+
 @report_errors
 def main(argv=None):
     parser = make_parser("play", __doc__)
@@ -96,8 +114,7 @@ def main(argv=None):
              "styled": config.prefix_all, "grid": config.vision.grid,
              "margin": config.vision.overlap_margin}
     page = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    with explained(f"--port {args.port}"):
-        server = ThreadingHTTPServer(("127.0.0.1", args.port), Handler)
+    server = open_server(args.port)
     server.page = page.replace("{{START}}", json.dumps(start))
     server.requests = SimpleQueue()
     Thread(target=server.serve_forever, daemon=True).start()

@@ -5,7 +5,7 @@ A request has "prompts" and one of these: "scene" (a scene of toy/shapes.py, or 
 """
 
 import base64
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -16,14 +16,14 @@ import data
 import vision
 from evaluation.answer import Shown, open_images, open_video, style_hint
 from evaluation.generate import generate
-from evaluation.metrics import count_from_text, hit_in_mask, score_images
+from evaluation.metrics import count_from_text, hit_in_mask, hit_nearby, score_images
 from records.errors import Unreadable, UserError
 from text.points import parse_points
 from tools.generate import open_toy_scene
 from tools.play.recorder import AttentionRecorder
 from tools.view import data_uri
-from toy.images import caption_of, find_named
-from toy.shapes import COLOURS, SHAPES, SIZE, mask_of, render
+from toy.images import MAX_OBJECTS, caption_of, find_named
+from toy.shapes import COLOURS, SHAPES, SIZE, are_apart, mask_of, render
 
 MAX_NEW = 256  # maximum number of tokens in an answer
 MAX_PROMPTS = 8
@@ -57,10 +57,11 @@ def reply_to(request, loaded, sampling):
             "prompt": text,
             "tokens": [later[len(former) :] for former, later in pairwise(so_far)],
             "points": parse_points(so_far[-1], 1, 1, bool(cut)),
-            "verdict": mark(text, so_far[-1], scene["objects"]) if scene and not cut else None,
+            "verdict": None if cut else mark(text, so_far[-1], scene, true),
             "hint": "; ".join(filter(None, [cut, style_hint(text, config)])),
             "shares": (1e6 * kept).round().int().tolist()})
     return {"answers": answers, "scene": scene, "true": true, "size": shown.sizes[0],
+            "unusual": bool(scene) and is_unusual(scene["objects"]),
             "times": shown.clip and shown.clip.times,
             "tiling": vision.tiling(*shown.sizes[0][::-1], config.max_crops, config.vision),
             "pictures": list(map(picture_of, shown.images or shown.clip.frames))}
@@ -113,22 +114,44 @@ def open_file(file, prompt, config):
             raise Unreadable(error.args[-1].replace(str(path), file["name"])) from None
 
 
-def mark(prompt, text, objects):
-    """-> (a sentence, "right" or "wrong"), or None if the right answer is not known."""
+def is_unusual(objects):
+    """Are there more objects than in a training image, or are two of them closer?"""
+    pairs = combinations(objects, 2)
+    return len(objects) > MAX_OBJECTS or not all(
+        are_apart(one["x"], one["y"], one["r"], other) for one, other in pairs)
+
+
+def mark(prompt, text, scene, true):
+    """-> (a sentence, "right" or "wrong"), or None if the right answer is not known. true: the true
+    points of a toy video."""
     style, _, label = map(str.strip, prompt.partition(":"))
+    objects = scene["objects"] if scene else []
     named = [objects[k] for k in find_named(objects, label)]
-    if style == "long_caption":
+    if true and label == "any shape" and style == "video_point_track_per_frame":
+        points = [(round(p.frame, 1), p.x, p.y) for p in parse_points(text, SIZE, SIZE)]
+        true = [(round(t, 1), x * SIZE, y * SIZE) for t, _, x, y in true]
+        return mark_points(points, true, hit_nearby(true, [(SIZE, SIZE)] * len(true)))
+    if true and label == "any shape" and style == "video_count":
+        style = "count"
+        is_right = count_from_text(text) == len({name for _, name, *_ in true})
+    elif not scene:
+        return None
+    elif style == "long_caption":
         is_right = text == caption_of(objects)
     elif style == "count" and label in LABELS:
         is_right = count_from_text(text) == len(named)
     elif style == "pointing" and label in LABELS:
         points = [(p.frame, p.x, p.y) for p in parse_points(text, SIZE, SIZE)]
-        hit = hit_in_mask([mask_of(o) for o in named])
-        scores = score_images(points, [(1, o["x"], o["y"]) for o in named], hit)
-        n_right = round(scores.recall * len(named))
-        n = max(len(points), len(named))
-        return f"{n_right} of {n} points right", "right" if n_right == n else "wrong"
+        return mark_points(points, [(1, o["x"], o["y"]) for o in named],
+                           hit_in_mask([mask_of(o) for o in named]))
     else:
         return None
     kind = "right" if is_right else "wrong"
     return f"{style.removeprefix('long_')} {kind}", kind
+
+
+def mark_points(points, true, hit):
+    """Points [(image or time, x, y), ..] -> as `mark`. hit: see score_images."""
+    n_right = round(score_images(points, true, hit).recall * len(true))
+    n = max(len(points), len(true))
+    return f"{n_right} of {n} points right", "right" if n_right == n else "wrong"

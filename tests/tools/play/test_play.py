@@ -121,7 +121,7 @@ def test_a_video_has_frames_and_true_tracks(reply_of):
     points = next(a["points"] for a in record["annotations"] if a.get("label") == "any shape")
     assert reply["true"] == [[p["t"], p["id"], p["x"] / SIZE, p["y"] / SIZE] for p in points]
     assert len(reply["answers"][0]["shares"][0][0]) == 16 * len(reply["times"])
-    assert reply["answers"][0]["verdict"] is None
+    assert not reply["unusual"]
 
 
 def test_files_are_read_and_leave_nothing_on_the_disk(reply_of, tmp_path, monkeypatch):
@@ -247,10 +247,32 @@ def test_the_page_is_one_file_that_needs_no_network(send, capsys):
 ])
 def test_an_answer_is_marked_by_the_scene(prompt, text, verdict):
     objects = [{**CIRCLE, "colour": "red", "shape": "cross", "x": 70, "y": 20}, CIRCLE]
-    sentence, kind = answers.mark(prompt, text, objects) or (None, None)
+    sentence, kind = answers.mark(prompt, text, {"objects": objects}, []) or (None, None)
     assert sentence == verdict
     is_right = verdict and "wrong" not in verdict and not verdict.startswith("1 of 2")
     assert kind == (verdict and ("right" if is_right else "wrong"))
+
+
+@pytest.mark.parametrize(("prompt", "text", "verdict"), [
+    ("video_point_track_per_frame: any shape",
+     '<tracks coords="0.0 1 300 600;0.5 1 360 600 2 700 200">', ("3 of 3 points right", "right")),
+    ("video_point_track_per_frame: any shape",
+     '<tracks coords="0.0 1 300 600;0.5 1 400 600;1.0 1 300 600">',
+     ("1 of 3 points right", "wrong")),
+    ("video_point_track_per_frame: red cross", "", None),
+    ("video_count: any shape", "2", ("count right", "right")),
+    ("video_count: any shape", "3", ("count wrong", "wrong")),
+])
+def test_an_answer_about_a_video_is_marked_by_its_tracks(prompt, text, verdict):
+    """A point may be 5 % of the diagonal, 7 pixels, from the true one at its time."""
+    true = [(0.0, 1, 0.3, 0.6), (0.5, 1, 0.3, 0.6), (0.5, 2, 0.7, 0.2)]
+    assert answers.mark(prompt, text, None, true) == verdict
+
+
+def test_a_scene_is_unusual_if_shapes_touch_or_are_more_than_in_training():
+    row = [{**CIRCLE, "x": x, "r": 5} for x in range(10, 100, 20)]
+    assert [answers.is_unusual(row[:n]) for n in (0, 4, 5)] == [False, False, True]
+    assert answers.is_unusual([row[0], {**row[1], "x": 20}])
 
 
 def test_an_answer_at_the_token_limit_is_called_cut_and_its_points_are_shown(reply_of, monkeypatch):
@@ -378,12 +400,16 @@ def test_the_flags_reach_the_model_and_a_core_is_left_to_the_browser(monkeypatch
     assert given == [3, "x", "cuda", "bfloat16", Sampling(0.5, 0.9, 0.2, 3)]
 
 
-def test_a_port_in_use_is_a_sentence(capsys):
+def test_instead_of_a_port_in_use_the_next_free_one_is_taken(capsys, monkeypatch):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
+        with play.open_server(port) as server:
+            assert port < server.server_port < port + play.N_PORTS
+        assert f"--port {port} is in use, so this is port" in capsys.readouterr().out
+        monkeypatch.setattr(play, "N_PORTS", 1)
         with pytest.raises(SystemExit, match="2"):
             play.main(["--port", str(port), "--no-browser"])
-    assert f"--port {port} cannot be used: " in capsys.readouterr().err
+    assert f"--port {port}: it is in use" in capsys.readouterr().err
 
 
 @pytest.mark.slow
