@@ -43,15 +43,15 @@ MAX_FUNCTION_LINES = 60              # but for tests
 # of Python's tokenizer. So comments, docstrings, blank lines and broken lines cost nothing, and a
 # dense line costs as much as a plain one. A change that makes a part smaller lowers its number.
 CEILINGS = {
-    "the seven modules": 16_300,
+    "the seven modules": 16_400,
     "the seven modules, tokens per statement": 13.3,
-    "imported by train.py, without evaluation/ and toy/": 51_000,
+    "imported by train.py, without evaluation/ and toy/": 51_550,
     "the same, in files": 43,
-    "all Python but tests": 139_250,
+    "all Python but tests": 139_900,
     "tools/": 54_950,
-    "tools/bench/": 12_540,
+    "tools/bench/": 12_600,
     "tools/convert/, tools/prepare/ and tools/benchmarks.py": 22_200,
-    "tests/": 187_350,
+    "tests/": 187_800,
 }
 
 # Packages that requirements.txt does not install: functions that need one import it when they are

@@ -4,7 +4,6 @@ import torch
 import torch.distributed as dist
 
 import parallel
-import train
 
 
 def allow(visible_until, bidir):
@@ -73,9 +72,8 @@ def ulysses(attend, group):
     return exchanged
 
 
-def forward_backward(run, model, rows):
-    batch = train.batch_of(run, rows).to(run.device)
+def forward_backward(run, model, batch):
     nll, lse = model(batch)
     loss = batch.weights * (nll + run.config.z_loss * lse**2)
     loss.sum().backward()
-    return batch, nll
+    return nll
