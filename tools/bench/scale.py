@@ -1,12 +1,13 @@
-"""Estimates what bounds a step on 8 to 512 GPUs, from assumed bandwidths. Nothing is measured.
+"""Estimates what bounds a step on 8 to 512 GPUs, from assumed bandwidths.
 
     python -m tools.bench scale
 
-"compute" comes from the times of one H200 in RESULTS.md. Three kinds of communication are
-estimated: FSDP gathers parameters and sums gradients in a node, which computation can hide; the
-copies of different nodes are summed once per step; with --cp, heads are exchanged, which is not
-hidden. "slowest" is the time of the slowest rank divided by the mean of all ranks, for packs of
-the stream of tools.bench pack. Ranks of a node wait for each other in every micro-batch.
+Nothing is measured here. "compute" comes from the times of one H200 in RESULTS.md. Three kinds of
+communication are estimated. FSDP gathers parameters and sums gradients in a node, which
+computation can hide. The copies of different nodes are summed once per step. With --cp, heads are
+exchanged, which is not hidden. "slowest" is the time of the slowest rank divided by the mean of
+all ranks, for packs of the stream of tools.bench pack. Ranks of a node wait for each other in
+every micro-batch.
 
 "save" is the time to write a checkpoint. A crash loses half an interval on average. So saves and
 crashes together cost least if the interval is the square root of 2 x save x the time between

@@ -1,6 +1,6 @@
 """Times optimizer steps of train.py, with random weights and random packs.
 
-    python -m tools.bench train "--stage 1 --tiny --batch 2" --steps 1
+    python -m tools.bench train "--stage 1 --tiny --batch 2" --rounds 1
 
 At least eight packs are drawn from the stream of tools.bench pack, and all of them are used
 equally often. A rate is a sum over all steps divided by the sum of their seconds. The time
