@@ -22,6 +22,7 @@ import os
 import signal
 import time
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 # This must happen before torch is imported. OpenMP's threads then spin for a moment and
@@ -41,6 +42,7 @@ from records.errors import DataError, RunError, Terminated, Unreadable, UserErro
 from toy import world
 from training import checkpoint
 from training.config import parse
+from training.loader import Ahead
 from training.log import (
     RunLog,
     StepStats,
@@ -52,7 +54,6 @@ from training.log import (
     make_line,
     stop_nonfinite,
 )
-from training.ranks import all_reduce_sums
 from training.setup import (
     dry_run_largest_batch,
     fill_weights,
@@ -123,9 +124,29 @@ def set_learning_rates(optimizer, config, step):
         group["lr"] = learning_rate(step, base, warmup, config.steps, config.final_lr)
 
 
-def divide_and_clip(run, groups, weight):
+def local_gradients(parameters):
+    return [parallel.local(p.grad) for p in parameters if p.grad is not None]
+
+
+def square_gradients(run, groups):
+    """-> {group: sum of the squared gradients of this rank}. The CPU waits for the GPU here."""
+    # float64 on a CPU only. A GPU adds in a tree, which rounds less, and may lack memory for it.
+    wide = torch.float64 if run.device.type == "cpu" else None
+    squares = {}
+    for part, parameters in groups.items():
+        squares[part] = 0.0
+        norms = [torch.linalg.vector_norm(g, dtype=wide) for g in local_gradients(parameters)]
+        if norms:
+            # Every read makes the CPU wait for the GPU. One tolist per group gives 3 reads
+            # per step of the 4B; one per gradient would give 813 (docs/log.md).
+            read = torch.stack(norms).tolist()
+            squares[part] = sum(norm * norm for norm in read)
+    return squares
+
+
+def divide_and_clip(run, groups, squares, weight):
     """Divides the summed gradients by the loss weight of the step, then clips each group by its own
-    norm over all ranks -> {group: norm before clipping}.
+    norm over all ranks -> {group: norm before clipping}. squares: {group: sum over all ranks}.
 
     With one common norm, a large gradient of the new connector would scale down the others.
     """
@@ -134,27 +155,15 @@ def divide_and_clip(run, groups, weight):
     copies = 1
     if run.config.shard:
         copies = run.ranks.world // run.config.shard
-    # float64 on a CPU only. A GPU adds in a tree, which rounds less, and may lack memory for it.
-    wide = torch.float64 if run.device.type == "cpu" else None
-    gradients = {}
-    squares = {}
     norms = {}
     for part, parameters in groups.items():
-        gradients[part] = [parallel.local(p.grad) for p in parameters if p.grad is not None]
-        squares[part] = 0.0
-        of_part = [torch.linalg.vector_norm(g, dtype=wide) for g in gradients[part]]
-        if of_part:
-            # Every read makes the CPU wait for the GPU. One tolist per group gives 3 reads
-            # per step of the 4B; one per gradient would give 813 (docs/log.md).
-            read = torch.stack(of_part).tolist()
-            squares[part] = sum(norm * norm for norm in read)
-    for part, square in all_reduce_sums(squares).items():
-        norm = math.sqrt(square / copies) / weight
+        norm = math.sqrt(squares[part] / copies) / weight
         norms[part] = norm
-        if gradients[part]:
+        gradients = local_gradients(parameters)
+        if gradients:
             clip = min(run.config.clip / (norm + 1e-6), 1)
             # dividing and clipping are one pass over the gradients, in place
-            torch._foreach_mul_(gradients[part], clip / weight)
+            torch._foreach_mul_(gradients, clip / weight)
     return norms
 
 
@@ -162,48 +171,52 @@ def divide_and_clip(run, groups, weight):
 # the loop
 
 
-def step_once(run, model, groups, optimizer, objective, step, plan, micro_batches, stop):
-    """One step as the paper describes it -> StepStats of all ranks, {group: gradient norm}.
+def step_once(run, model, groups, optimizer, objective, step, steps, stop):
+    """One step as the paper describes it -> its StepPlan, StepStats of all ranks, {group: gradient
+    norm}.
 
-    micro_batches: of this rank, each a list of rows. stop: a Stop, which the sum over all ranks
-    includes, because all ranks must stop after the same step.
+    steps: an Ahead over steps_with_batches. stop: a Stop, which the sum over all ranks includes,
+    because all ranks must stop after the same step.
     """
     config = run.config
+    plan, micro_batches = next(steps)
     # a seed for each step, so that a resumed run needs no saved state of the generator
     torch.manual_seed(dropout_seed(config.seed, step, run.ranks.rank))
     set_learning_rates(optimizer, config, step)
     stats = StepStats(run.loader.sources, config.cp)
     # batch counts the packs of all ranks; dp groups of ranks have different packs
     n_micro_batches = config.batch // run.ranks.dp // config.micro_batch
-    for k, rows in enumerate(micro_batches, 1):
+    for k, (rows, batch) in enumerate(micro_batches, 1):
         parallel.set_last_micro_batch(model, k == n_micro_batches)
         # stats keeps tensors until the last micro-batch, so the CPU need not wait here
-        stats.add(rows, *objective(run, model, rows))
-    stats.all_reduce(stop.requested)
-    norms = divide_and_clip(run, groups, stats.weight)
+        stats.add(rows, batch, objective(run, model, batch))
+    # While the GPU computes, the CPU plans the next step and makes its first Batch.
+    steps.fetch()
+    stats.all_reduce(stop.requested, square_gradients(run, groups))
+    norms = divide_and_clip(run, groups, stats.squares, stats.weight)
     # An update with NaN would ruin every weight. All ranks have the same sums, so all stop.
     if not all(map(math.isfinite, (stats.loss, *norms.values()))):
         stop_nonfinite(run, step, plan, stats, norms)
     optimizer.step()
     optimizer.zero_grad()  # sets gradients to None, which frees their memory
-    return stats, norms
+    return plan, stats, norms
 
 
-def train(run, model, groups, optimizer, objective, log, report, eval_every=0):
-    """Runs the remaining steps, and between them writes the log and checkpoints. `report`, the
-    module evaluation/report.py, may draw a picture after each step, and evaluates the model every
-    eval_every steps."""
+def train(run, model, groups, optimizer, objective, steps, log, report, eval_every=0):
+    """Runs the remaining steps, and between them writes the log and checkpoints. steps: as in
+    step_once. `report`, the module evaluation/report.py, may draw a picture after each step, and
+    evaluates the model every eval_every steps."""
     config = run.config
     newest_picture = {}
     stop = Stop()
     signal.signal(signal.SIGTERM, stop.request)
-    bar = tqdm(run.loader, total=config.steps, initial=run.resume_from.step, unit="step",
+    done = run.resume_from.step
+    bar = tqdm(range(done + 1, config.steps + 1), total=config.steps, initial=done, unit="step",
                mininterval=1, desc=f"stage {config.stage}", disable=not run.ranks.first)
     began = time.monotonic()
-    # plan: the packs of all ranks for this step; micro_batches: those of this rank, decoded
-    for step, (plan, micro_batches) in enumerate(bar, run.resume_from.step + 1):
-        stats, norms = step_once(run, model, groups, optimizer, objective, step, plan,
-                                 micro_batches, stop)
+    for step in bar:
+        plan, stats, norms = step_once(
+            run, model, groups, optimizer, objective, step, steps, stop)
         learning_rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
         line = make_line(config, step, plan, stats, norms, learning_rates)
         log.write(line | {"seconds": time.monotonic() - began})
@@ -247,22 +260,31 @@ def is_due(step, every, last=None):
 
 
 def batch_of(run, rows):
-    """rows, one list of data.Example per packed sequence -> this rank's part of the Batch.
+    """rows, one list of data.Example per packed sequence -> this rank's part of the Batch, on the
+    CPU.
 
-    It is made on the CPU, while a GPU may still compute the micro-batch before. All ranks that
-    share rows (config.cp of them, of which cp_heads exchange heads: parallel.make_mesh) make the
-    whole Batch, because each must know which visual tokens the others need.
+    All ranks that share rows (config.cp of them, of which cp_heads exchange heads:
+    parallel.make_mesh) make the whole Batch, because each must know which visual tokens the others
+    need.
     """
     config = run.config
     batch = packing.collate(rows, config.data.max_tokens, config.data.vision, config.crop_bucket)
     return parallel.cut_for_rank(batch, run.ranks.cp_rank, config.cp, config.cp_heads)
 
 
-def forward_backward(run, model, rows):
-    """Adds the gradients of a micro-batch to those that are already there -> its Batch, the loss of
-    each token (B,T)."""
+def steps_with_batches(run, make_batch):
+    """Yields the steps of the loader: (StepPlan, micro-batches of this rank). A micro-batch is
+    (rows, Batch on the device). The first one is made together with the step, the others when they
+    are needed. Nothing here waits for the GPU."""
+    for plan, micro_batches in run.loader:
+        made = ((rows, make_batch(run, rows).to(run.device)) for rows in micro_batches)
+        yield plan, chain([next(made)], made)
+
+
+def forward_backward(run, model, batch):
+    """Adds the gradients of a micro-batch to those that are already there -> the loss of each token
+    (B,T)."""
     config = run.config
-    batch = batch_of(run, rows).to(run.device)
     # The weights are float32, and autocast casts them to bfloat16 where they are used. Its cache
     # would keep all these copies: 7 GiB in a count of memory (docs/log.md). Without activation
     # checkpointing the backward pass keeps them anyway, so the cache costs nothing.
@@ -274,7 +296,7 @@ def forward_backward(run, model, rows):
     total = (batch.weights * (nll + config.z_loss * lse**2)).sum()
     total.backward()
     # the log reports nll without the z-loss, so that it is the usual cross-entropy
-    return batch, nll
+    return nll
 
 
 def dropout_seed(seed, step, rank):
@@ -310,8 +332,9 @@ def finish(run, model, log, report, began, as_json):
         report.end(run, log, scores, seconds, as_json)
 
 
-def main(argv=None, open_objective=None):
-    """open_objective: run -> a function in place of forward_backward (examples/preferences.py)."""
+def main(argv=None, open_objective=None, make_batch=batch_of):
+    """open_objective: run -> a function in place of forward_backward. make_batch: a function in
+    place of batch_of. examples/preferences.py has both."""
     # Gradients of softmax become denormal numbers, and products with these take a CPU 5
     # to 10 times as long (docs/log.md). The setting holds for this thread and the
     # threads that it starts, so it must come first.
@@ -331,14 +354,15 @@ def main(argv=None, open_objective=None):
             # before any weight is read, so that a lack of memory ends the run at once
             if run.device.type == "cuda":
                 compute = partial(objective, run, model)
-                dry_run_largest_batch(run, groups, compute)
+                dry_run_largest_batch(run, groups, make_batch, compute)
             fill_weights(run, model, optimizer)
             log = RunLog(run, head)
             if run.resume_from.step and run.ranks.first:
                 set_learning_rates(optimizer, run.config, run.resume_from.step)
                 warn(describe_jump(run, {group["name"]: group["lr"]
                                          for group in optimizer.param_groups}))
-            train(run, model, groups, optimizer, objective, log, report, args.eval_every)
+            steps = Ahead(steps_with_batches(run, make_batch))
+            train(run, model, groups, optimizer, objective, steps, log, report, args.eval_every)
             finish(run, model, log, report, began, args.json)
     # exit status 2: the user can correct it; 1: the run failed; 143 and 130: a signal ended it
     except (UserError, DataError) as e:

@@ -91,20 +91,28 @@ def find_pairs(x):
     return pairs
 
 
-def forward_backward(reference, beta, run, model, rows):
-    """Adds the gradients of a micro-batch -> its Batch, and the loss of each token (B,T). The loss
-    of a token in an answer is the loss of its pair."""
+def batch_of(run, rows):
+    """As train.batch_of -> a Batch that also has its pairs: (number of the example, number of the
+    chosen annotation)."""
     examples = [x for row in rows for x in row]
     # before the Batch is made, because it changes their loss weights
     pairs = [(number, k) for number, x in enumerate(examples) for k in find_pairs(x)]
-    batch = train.batch_of(run, rows).to(run.device)
+    batch = train.batch_of(run, rows)
+    batch.pairs = pairs
+    return batch
+
+
+def forward_backward(reference, beta, run, model, batch):
+    """Adds the gradients of a micro-batch -> the loss of each token (B,T). The loss of a token in
+    an answer is the loss of its pair."""
     with torch.autocast(run.device.type, run.dtype, enabled=run.dtype != torch.float32,
                         cache_enabled=False):
         nll, lse = model(batch)
         with torch.no_grad():
             gain = reference(batch)[0] - nll
-    side = nll.new_zeros(len(pairs), *nll.shape)  # 1 in the chosen answer, -1 in the rejected
-    for of_pair, (number, k) in zip(side, pairs, strict=True):
+    # 1 in the chosen answer, -1 in the rejected
+    side = nll.new_zeros(len(batch.pairs), *nll.shape)
+    for of_pair, (number, k) in zip(side, batch.pairs, strict=True):
         for sign, annotation in ((1, k), (-1, k + 1)):
             of_pair[(batch.example == number) & (batch.annotation == annotation)] = sign
     margin = beta * (side * gain).sum((1, 2))
@@ -118,7 +126,7 @@ def forward_backward(reference, beta, run, model, rows):
     preferred = of_tokens(beta * torch.sigmoid(-margin)) * nll
     in_pair = side.any(0)
     plain.where(~in_pair, preferred).sum().backward()
-    return batch, nll.where(~in_pair, of_tokens(F.softplus(-margin)).abs())
+    return nll.where(~in_pair, of_tokens(F.softplus(-margin)).abs())
 
 
 def main(argv=None):
@@ -129,7 +137,7 @@ def main(argv=None):
     args, flags = parser.parse_known_args(argv)
     # dropout would make a difference between the model and the reference, even before training
     flags += ["--residual_dropout=0", "--response_dropout=0"]
-    train.main(flags, partial(open_objective, args.beta))
+    train.main(flags, partial(open_objective, args.beta), batch_of)
 
 
 if __name__ == "__main__":

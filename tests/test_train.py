@@ -5,13 +5,16 @@ import json
 import os
 import re
 import shutil
+from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+import torch.distributed as dist
 from PIL import Image
 from torch.nn.functional import cross_entropy
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import model as models
 import packing
@@ -21,7 +24,7 @@ from records.mixture import Mixture
 from text.tokenizer import ByteTokenizer, load_tokenizer
 from toy import world
 from training.config import parse
-from training.loader import Loader
+from training.loader import Ahead, Loader
 from training.planner import StepPlanner
 from training.ranks import Ranks
 from training.setup import find_start, open_model
@@ -194,9 +197,35 @@ def test_a_group_is_clipped_if_its_norm_is_above_the_limit_and_else_only_divided
     groups = {part: [torch.nn.Parameter(torch.zeros(2))] for part in ("vit", "llm")}
     groups["vit"][0].grad = torch.tensor([6.0, 8.0])
     groups["llm"][0].grad = torch.tensor([0.6, 0.8])
-    assert train.divide_and_clip(run, groups, 2) == pytest.approx({"vit": 5, "llm": 0.5})
+    squares = train.square_gradients(run, groups)
+    norms = train.divide_and_clip(run, groups, squares, 2)
+    assert norms == pytest.approx({"vit": 5, "llm": 0.5})
     torch.testing.assert_close(groups["vit"][0].grad, torch.tensor([0.6, 0.8]))
     torch.testing.assert_close(groups["llm"][0].grad, torch.tensor([0.3, 0.4]))
+
+
+def test_a_step_has_one_sum_over_all_ranks_and_only_its_plan_is_an_object(tmp_path, monkeypatch):
+    """The second of two ranks does not exist. Each row has one number, whether it is readable."""
+    called = Counter()
+    for name in ("all_reduce", "all_gather_object", "broadcast_object_list", "barrier"):
+        plain = getattr(dist, name)
+        monkeypatch.setattr(dist, name, lambda *args, name=name, plain=plain, **options: (
+            called.update([name]) or plain(*args, **options)))
+    args, config = parse([*SMALL, "--micro-batch", "2", "--out", str(tmp_path)])
+    run, model = train.start_run(args, config, world.mixture(0))
+    steps = Ahead(train.steps_with_batches(run, train.batch_of))
+    groups, optimizer = train.build_optimizer(run, model)
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        group = dist.group.WORLD
+        run.loader.ranks = dataclasses.replace(run.ranks, of_all=group, of_row=group)
+        for step in (1, 2):
+            called.clear()
+            train.step_once(run, model, groups, optimizer, train.forward_backward, step, steps,
+                            train.Stop())
+    finally:
+        dist.destroy_process_group()
+    assert called == {"all_reduce": 1 + config.batch, "broadcast_object_list": 1}
 
 
 def test_a_short_run_warms_up_over_a_tenth_of_it_and_ends_at_its_final_rate():
@@ -235,7 +264,8 @@ def test_the_seconds_of_a_step_are_without_checkpoint_picture_and_evaluation(tmp
                           "--out", str(tmp_path)])
     run, model = train.start_run(args, config, world.mixture(0))
     log = SimpleNamespace(write=lines.append)
-    train.train(run, model, *train.build_optimizer(run, model), train.forward_backward, log,
+    steps = Ahead(train.steps_with_batches(run, train.batch_of))
+    train.train(run, model, *train.build_optimizer(run, model), train.forward_backward, steps, log,
                 report, eval_every=1)
     assert [line["seconds"] for line in lines] == [2, 2, 2]          # two micro-batches, 1 s each
     assert saved == [1, 2]
@@ -255,8 +285,9 @@ def test_dropout_has_random_numbers_of_its_own_in_every_step_and_on_every_rank(
         run, model = start_run(args, config, world.mixture(0))
         run = dataclasses.replace(run, ranks=dataclasses.replace(run.ranks, rank=rank))
         log = SimpleNamespace(write=lambda line: None)
-        train.train(run, model, *train.build_optimizer(run, model), train.forward_backward, log,
-                    report)
+        steps = Ahead(train.steps_with_batches(run, train.batch_of))
+        train.train(run, model, *train.build_optimizer(run, model), train.forward_backward, steps,
+                    log, report)
     assert len({*drawn}) == len(drawn) == 4
 
 

@@ -114,10 +114,9 @@ def run_step(run, model, batch, buffers):
         patch.object(attention, "packed_mask", attention.block_mask),
         patch.object(attention, "compiled_flex_attention", lambda: attend_causally),
         patch.object(torch.UntypedStorage, "resize_", lambda *args: live.resize(*args)),
-        patch.object(train, "batch_of", lambda run, rows: batch),
         live,
     ):
-        train.forward_backward(run, model, None)
+        train.forward_backward(run, model, batch)
     return live
 
 

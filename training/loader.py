@@ -1,6 +1,6 @@
 """The packs that one rank trains on, planned and decoded ahead of time (paper: packing).
 
-    StepPlan  --balance_packs-->  packs of this rank  --DataLoader, Decoder-->  rows of data.Example
+    StepPlan  --share_packs-->  packs of this rank  --DataLoader, Decoder-->  rows of data.Example
 
 The first rank plans and sends each StepPlan to all ranks. Each rank decodes its share of
 the packs, and under context parallelism only its share of the crops. With --workers, processes of
@@ -9,6 +9,7 @@ size without loss replaces it, so that packs stay as planned.
 """
 
 from collections import deque
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import chain, islice
 
@@ -70,6 +71,26 @@ def placeholder(name, n_tokens, n_crops, config, reason):
     return example
 
 
+def share_packs(packs, n_ranks, n_together, micro_batch):
+    """Packs of Items -> for each rank the numbers of its packs, in the order of its micro-batches.
+
+    n_together ranks, those of a node, gather parameters together. So they wait for each other in
+    every micro-batch, and get packs of nearly equal work at the same time. Different nodes wait for
+    each other only once per step, and get nearly equal work in the whole step.
+    """
+    (heaviest_first,) = packing.balance_packs(packs, 1)
+    groups = [heaviest_first[k : k + n_together] for k in range(0, len(packs), n_together)]
+    merged = [[item for k in group for item in packs[k]] for group in groups]
+    ranks = [[] for _ in range(n_ranks)]
+    for node, of_node in enumerate(packing.balance_packs(merged, n_ranks // n_together)):
+        for start in range(0, len(of_node), micro_batch):
+            numbers = [k for group in of_node[start : start + micro_batch] for k in groups[group]]
+            shares = packing.balance_packs([packs[k] for k in numbers], n_together)
+            for rank, share in enumerate(shares, node * n_together):
+                ranks[rank] += [numbers[k] for k in share]
+    return ranks
+
+
 class Loader:
     """Iterates over the remaining steps: (StepPlan, the micro-batches of this rank).
 
@@ -82,6 +103,8 @@ class Loader:
         self.config = config
         self.planner = planner
         self.ranks = ranks or Ranks()
+        # how many data-parallel ranks gather parameters together (parallel.parallelize)
+        self.together = max((config.shard or self.ranks.world) // self.ranks.cp, 1)
         self.decoder = Decoder(mixture, tokenizer, config)
         self.sources = [reader.name for reader in mixture.sources]
         self.n_steps = config.steps - start
@@ -132,7 +155,8 @@ class Loader:
         ranks = self.ranks
         for plan in self.plans:
             self.plans_ahead.append(plan)
-            for k in packing.balance_packs(plan.packs, ranks.dp)[ranks.dp_rank]:
+            shares = share_packs(plan.packs, ranks.dp, self.together, self.config.micro_batch)
+            for k in shares[ranks.dp_rank]:
                 items = plan.packs[k]
                 shards = [None] * len(items)
                 if ranks.cp > 1:
@@ -147,13 +171,17 @@ class Loader:
         """-> the next pack, as a row of examples. If one of the ranks that share the row cannot
         read a record, all of them have a placeholder for it."""
         examples = next(decoded)
-        if isinstance(examples, Exception):
-            # the exit status is the same as when the planner finds the mistake first
-            kind = RankDataError if isinstance(examples, DataError) else RankError
-            raise kind(str(examples))
-        reasons = [example.unreadable for example in examples]
-        of_ranks = self.ranks.gather_in_row(reasons)
-        reasons = [next(filter(None, each), "") for each in zip(*of_ranks, strict=True)]
+        failed = isinstance(examples, Exception)
+        reasons = examples if failed else [example.unreadable for example in examples]
+        # Reasons are rare, so the ranks exchange them only if there is one.
+        if self.ranks.any_in_row(failed or any(reasons)):
+            of_ranks = self.ranks.gather_in_row(reasons)
+            for error in of_ranks:
+                if isinstance(error, Exception):
+                    # the exit status is the same as when the planner finds the mistake first
+                    kind = RankDataError if isinstance(error, DataError) else RankError
+                    raise kind(str(error))
+            reasons = [next(filter(None, each), "") for each in zip(*of_ranks, strict=True)]
         row = []
         pack = self.packs_ahead.popleft()
         for (item, shard), example, reason in zip(pack, examples, reasons, strict=True):
@@ -165,3 +193,28 @@ class Loader:
             self.unreadable.count(example.source, source.where(i) if reason else "", reason)
             row.append(example)
         return row
+
+
+class Ahead(Iterator):
+    """Iterates over the elements of an iterator. `fetch` takes the next element before it is due.
+    An error of the data is raised when the element is due, so that the step before is complete."""
+
+    def __init__(self, elements):
+        self.elements = elements
+        self.error = None
+        self.is_fetched = False
+
+    def fetch(self):
+        self.is_fetched = True
+        try:
+            self.element = next(self.elements, None)
+        except (DataError, RankError) as e:
+            self.error = e
+
+    def __next__(self):
+        if not self.is_fetched:
+            self.fetch()
+        self.is_fetched = False
+        if self.error:
+            raise self.error
+        return self.element

@@ -84,17 +84,20 @@ class StepStats:
             self.sums["weight", x.source] += float(x.weights.sum(dtype="float64")) / self.cp
             self.sums["unreadable", x.source] += bool(x.unreadable)
 
-    def all_reduce(self, stop):
-        """Sums over all ranks. stop: must this rank stop? Sets counts, total_weight, loss,
-        nll_by_source, unreadable, and stop: must one of the ranks stop?"""
+    def all_reduce(self, stop, squares):
+        """Sums over all ranks, with one collective. stop: must this rank stop? squares: {group: sum
+        of the squared gradients of this rank}. Sets counts, total_weight, loss, nll_by_source,
+        unreadable, squares, and stop: must one of the ranks stop?"""
         for examples, sums in self.losses:
             *sums, of_padding = sums.tolist()
             if not math.isfinite(sum(sums) + of_padding):
                 self.nonfinite += [name for name, _ in examples]
             for (_, source), value in zip(examples, sums, strict=True):
                 self.sums["nll", source] += value
-        sums = all_reduce_sums({**self.counts, **self.sums, "stop": stop})
+        of_groups = {("square", part): square for part, square in squares.items()}
+        sums = all_reduce_sums({**self.counts, **self.sums, **of_groups, "stop": stop})
         self.stop = bool(sums["stop"])
+        self.squares = {part: sums["square", part] for part in squares}
         # all ranks that share a row have counted it
         self.counts = {name: round(sums[name] / self.cp) for name in self.counts}
         nll = {name: sums["nll", name] for name in self.sources}

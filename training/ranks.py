@@ -42,6 +42,14 @@ class Ranks:
         """-> on every rank, the list of the values of all ranks, in the order of the ranks."""
         return gather_objects(value, self.of_all)
 
+    def any_in_row(self, flag):
+        """-> is the flag set on one of the ranks that share a row?"""
+        if not self.of_row:
+            return flag
+        n_set = torch.tensor(int(flag))
+        dist.all_reduce(n_set, group=self.of_row)
+        return bool(n_set)
+
     def gather_in_row(self, value):
         """-> the values of the ranks that share a row."""
         return gather_objects(value, self.of_row)

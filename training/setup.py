@@ -235,9 +235,10 @@ def whole_model(run, model, dtype=None):
     model.train()
 
 
-def dry_run_largest_batch(run, groups, forward_backward):
+def dry_run_largest_batch(run, groups, make_batch, forward_backward):
     """Runs two micro-batches of the largest possible size, with Adam's memory allocated. So a lack
-    of memory ends the run before step 1. forward_backward(rows) adds to the gradients."""
+    of memory ends the run before step 1. make_batch(run, rows) -> the Batch of a micro-batch.
+    forward_backward(batch) adds to the gradients."""
     config = run.config
     parameters = [p for of_group in groups.values() for p in of_group]
     adam = [torch.empty_like(parallel.local(p)) for p in parameters for _ in range(2)]
@@ -246,7 +247,7 @@ def dry_run_largest_batch(run, groups, forward_backward):
         shard = parallel.CropShard(run.ranks.cp_rank, config.cp, 0, config.pack_crops)
     example = largest_example(config.data, config.pack_crops, config.model.n_vocab, shard)
     for _ in range(2):  # the second one runs while the gradients of the first one exist
-        forward_backward([[example]] * config.micro_batch)
+        forward_backward(make_batch(run, [[example]] * config.micro_batch).to(run.device))
     del adam
     for p in parameters:
         p.grad = None

@@ -41,6 +41,6 @@ def ulysses(attend, group):
     raise NotImplementedError
 
 
-def forward_backward(run, model, rows):
-    """Adds the gradients of a micro-batch -> its Batch, nll (B,T)."""
+def forward_backward(run, model, batch):
+    """Adds the gradients of a micro-batch -> nll (B,T)."""
     raise NotImplementedError

@@ -61,7 +61,8 @@ def learn(reference, model, row, ranks=None, cp=1, cp_heads=0):
                              cp=cp, cp_heads=cp_heads)
     run = SimpleNamespace(config=config, ranks=ranks or Ranks(), device=torch.device("cpu"),
                           dtype=torch.float32)
-    return preferences.forward_backward(reference, BETA, run, model, [row])
+    batch = preferences.batch_of(run, [row])
+    return batch, preferences.forward_backward(reference, BETA, run, model, batch)
 
 
 # a pair, two pairs with the same prompt and a plain question, a pair that is twice in its record

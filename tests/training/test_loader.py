@@ -11,6 +11,7 @@ from collections import Counter, deque
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -18,13 +19,16 @@ from PIL import Image
 import data
 import model
 import packing
-from records.errors import RankDataError
+import parallel
+from records.errors import DataError, RankDataError, RankError
 from tests.training import stream
-from tests.training.runs import SMALL
+from tests.training.runs import SMALL, logged, run
+from training.checkpoint import list_steps
 from training.config import parse
-from training.loader import placeholder
-from training.log import count_rows
-from training.planner import CHUNK, measure_in_order
+from training.loader import Decoder, placeholder, share_packs
+from training.log import StepStats, count_rows
+from training.planner import CHUNK, StepPlanner, measure_in_order
+from training.ranks import Ranks
 
 ROOT = Path(__file__).parents[2]
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
@@ -231,11 +235,53 @@ def test_a_hundred_undecodable_records_in_a_row_stop_the_run(tmp_path):
         stream.taken(loader, 20)
 
 
+def test_the_next_step_is_ready_before_the_cpu_waits_and_its_error_loses_no_step(
+        tmp_path, monkeypatch):
+    """The packs of step 3 cannot be read. It is planned, and step 2 is logged and saved."""
+    events = []
+    packs = []
+    for owner, name in ((StepPlanner, "__next__"), (parallel, "cut_for_rank"),
+                        (StepStats, "all_reduce")):
+        plain = getattr(owner, name)
+        monkeypatch.setattr(owner, name, lambda *args, name=name, plain=plain: (
+            events.append(name) or plain(*args)))
+    decode = Decoder.__getitem__
+    monkeypatch.setattr(Decoder, "__getitem__", lambda self, pack: (
+        packs.append(pack) or decode(self, pack) if len(packs) < 4 else DataError("planted")))
+    flags = [*SMALL, "--micro-batch", "2", "--steps", "4", "--save-every", "1"]
+    assert run(tmp_path, *flags) == 1
+    first, plan, batch, wait = "__next__", "__next__", "cut_for_rank", "all_reduce"
+    assert events == [first, batch, plan, batch, wait, plan, wait]
+    assert [*logged(tmp_path)] == [1, 2]
+    assert list_steps(tmp_path) == [2, 1]
+
+
+def test_an_error_of_a_rank_ends_the_ranks_that_share_its_row(files, monkeypatch):
+    """Otherwise they would wait for it."""
+    monkeypatch.setattr(Ranks, "any_in_row", lambda self, flag: True)
+    monkeypatch.setattr(Ranks, "gather_in_row", lambda self, value: [value, DataError("planted")])
+    with pytest.raises(RankError, match="planted"):
+        stream.taken(stream.loader_of(files), 1)
+
+
+@pytest.mark.parametrize("micro_batch", [1, 2])
+def test_ranks_of_a_node_get_packs_of_equal_work_at_the_same_time(micro_batch):
+    """Four nodes of 8 ranks, and 128 packs that differ by a factor of 4 in attention."""
+    work = np.random.default_rng(0).uniform(1, 4, 128)
+    packs = [[packing.Item(k, int(1000 * n**0.5), 0, 0)] for k, n in enumerate(work)]
+    shares = share_packs(packs, 32, 8, micro_batch)
+    assert sorted(itertools.chain(*shares)) == [*range(128)]
+    of_micro_batches = work[np.array(shares)].reshape(4, 8, -1, micro_batch).sum(3)
+    of_nodes = of_micro_batches.max(1).sum(1)  # ranks of a node wait in each micro-batch
+    assert of_nodes.max() < 1.05 * work.sum() / 32
+    assert share_packs(packs, 32, 1, micro_batch) == packing.balance_packs(packs, 32)
+
+
 BROKEN = """
 import sys
 import train
 
-def forward_backward(run, model, rows):
+def forward_backward(run, model, batch):
     raise ZeroDivisionError("a mistake in the code")
 
 train.forward_backward = forward_backward

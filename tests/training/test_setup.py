@@ -168,7 +168,8 @@ def test_a_dry_run_has_the_largest_shapes_and_changes_nothing(tmp_path, monkeypa
 
     def build_and_try(run, model):
         groups, optimizer = build_optimizer(run, model)
-        setup.dry_run_largest_batch(run, groups, partial(train.forward_backward, run, model))
+        setup.dry_run_largest_batch(run, groups, train.batch_of,
+                                    partial(train.forward_backward, run, model))
         return groups, optimizer
 
     monkeypatch.setattr(report, "final_scores", lambda *_: {})  # not needed here

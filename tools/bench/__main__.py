@@ -12,14 +12,14 @@ from datetime import date
 
 import torch
 
-from tools.bench import attend, flops, generate, load, pack, step, train
+from tools.bench import attend, flops, load, pack, scale, step, train
 from tools.command import make_parser, print_line, report_errors
 from tools.model_flags import open_device
 from training.log import commit, hardware
 
-COMMANDS = {"pack": pack, "load": load, "attend": attend, "step": step, "generate": generate,
-            "run": flops, "train": train}
-ON_DEVICE = ("load", "attend", "step", "generate", "train")
+COMMANDS = {"pack": pack, "load": load, "attend": attend, "step": step, "run": flops,
+            "train": train, "scale": scale}
+ON_DEVICE = ("load", "attend", "step", "train")
 
 
 class HelpFormatter(argparse.ArgumentDefaultsHelpFormatter, argparse.RawDescriptionHelpFormatter):

@@ -99,6 +99,12 @@ def batch_work(model, batch):
     )
 
 
+def all_pairs(work, row_tokens):
+    """The Work of one row -> the same as torchtitan and OLMo-core count it: each token of the row,
+    also padding, attends to all tokens and has logits."""
+    return work._replace(tokens=row_tokens, labelled=row_tokens, pairs=row_tokens**2)
+
+
 def logged_work(line, stage, vision_config):
     """The line of a step in log.jsonl -> its Work. In stage 1, all media are images, whose windows
     have 2 x 2 patches. In later stages, all windows count as 3 x 3, the windows of videos."""

@@ -170,9 +170,8 @@ def add_arguments(parser):
     add("--preset", choices=peers.PRESETS, default="small", help="shape of the model")
     add("--dtypes", nargs="+", choices=dtypes, default=list(dtypes), help="dtypes of autocast")
     add("--cases", nargs="+", choices=CASES, default=list(CASES), help=(
-        "image: 9 crops and 300 tokens of text; video: 16 frames and 300 tokens; padded: examples "
-        "of 9, 5, 2 and 0 crops, for us in one row, for the reference in a padded batch; stream: "
-        "rows packed as in training, for the reference padded batches of annotations"))
+        "image: 9 crops and 300 tokens of text; stream: rows packed as in training, for the "
+        "reference padded batches of annotations"))
     add("--rounds", type=positive, default=5, help="measurements of each case")
     add("--n", type=positive, default=1, help="number of rows in the case stream")
 

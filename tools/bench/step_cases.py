@@ -1,14 +1,6 @@
 """The cases of tools.bench step, with random pixels and ids. We use packed rows, and transformers
-uses padded batches.
-
-    FOUR          ours, a row                      reference, padded
-    9 crops       | 9 crops | 5 | 2 | text |       | 9 crops               |
-    5                                              | 5           . . . . . |
-    2                                              | 2      . . . . . . . .|
-    text                                           | text  . . . . . . . . |
-
-A message tree with three annotations is one example in our row, and three sequences for
-transformers.
+uses padded batches. A message tree with three annotations is one example in our row, and three
+sequences for transformers.
 """
 
 from itertools import islice
@@ -32,14 +24,9 @@ class Plain(NamedTuple):
     """An example with one annotation."""
     text: int  # tokens of its text
     tiling: tuple = None  # (rows, columns) of crops in the mosaic of its image
-    frames: int = 0  # frames of its video
 
 
-CASES = {
-    "image": [Plain(300, (2, 4))],
-    "video": [Plain(300, frames=16)],
-    "padded": [Plain(300, (2, 4)), Plain(200, (2, 2)), Plain(150, (1, 1)), Plain(400)],
-    "stream": None}
+CASES = ("image", "stream")
 
 
 class Case(NamedTuple):
@@ -119,7 +106,7 @@ def plain_example(config, rng, plain):
         rows, columns = plain.tiling
         overlap = v.crop - v.stride
         image_sizes = [(columns * v.stride + overlap, rows * v.stride + overlap)]
-    (example,) = random_tree(config, rng, image_sizes, plain.frames, [(0, plain.text)]).singles
+    (example,) = random_tree(config, rng, image_sizes, 0, [(0, plain.text)]).singles
     example.weights[:-1] = example.bidir[1:] == 0
     set_random_pixels([example], config, rng)
     return example
@@ -170,5 +157,5 @@ def make_case(name, config, n):
     if name == "stream":
         return stream_case(config, n, 2, STREAM_ROW)
     rng = np.random.default_rng(0)
-    row = [plain_example(config, rng, plain) for plain in CASES[name]]
+    row = [plain_example(config, rng, Plain(300, (2, 4)))]
     return Case([row], [row], sum(len(example.tokens) for example in row))

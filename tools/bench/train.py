@@ -1,24 +1,27 @@
 """Times optimizer steps of train.py, with random weights and random packs.
 
-    python -m tools.bench train "--stage 1 --tiny --batch 2" --steps 1
+    python -m tools.bench train "--stage 1 --tiny --batch 2" --rounds 1
 
-The packs come from the stream of tools.bench pack. The time includes collating, copying to
-the device, forward, backward, clipping and the optimizer. It does not include planning and
-decoding, which mostly happen in other processes.
+At least eight packs are drawn from the stream of tools.bench pack, and all of them are used
+equally often. A rate is a sum over all steps divided by the sum of their seconds. The time
+includes collating, copying to the device, forward, backward, clipping and the optimizer. It does
+not include planning and decoding, which mostly happen in other processes.
 
 With --gpus N, this is the first of N ranks: it has one part of the weights, and with --cp one
 part of each row. The other ranks do not exist. What they would send is replaced by a copy of
-what this rank has, so the time of communication is not included.
+what this rank has, so the time of communication is not included. "copies" is the time of these
+copies in one step. The seconds include it.
 
-MFU is explained in tools.bench run. At the end, one more step is profiled. It gives the time
-of every kernel (on a CPU: of every operator).
+MFU is explained in tools.bench run. "mfu_all_pairs" counts the same seconds as torchtitan and
+OLMo-core do: each token attends to all tokens of its row, padding is a token, and each token has
+logits. It is higher, because we count only what the mask and the loss need. At the end, one more
+step is profiled. It gives the time of every kernel (on a CPU: of every operator).
 """
 
 from collections import Counter
 from dataclasses import replace
 from functools import partial
-from itertools import accumulate
-from statistics import median
+from itertools import accumulate, cycle
 from types import SimpleNamespace
 from unittest.mock import patch
 
@@ -32,14 +35,34 @@ import packing
 import parallel
 import train
 from tools import memory
-from tools.bench.flops import batch_work, flops
+from tools.bench.flops import all_pairs, batch_work, flops
 from tools.bench.measure import clock
 from tools.bench.step_cases import n_crops, stream_case
 from tools.bench.stream import Recipe
 from tools.command import positive, print_table
+from training.loader import Ahead
 from training.ranks import Ranks
 from training.setup import apply_recipe, dry_run_largest_batch
 from weights import lora
+
+
+class Copies:
+    """The seconds of the copies that stand in for other ranks, if `device` is set."""
+    device = None
+    seconds = 0.0
+
+
+def stands_in(copy):
+    """Decorates a copy, so that its seconds are added to Copies."""
+
+    def timed(*args, **options):
+        if not Copies.device:
+            return copy(*args, **options)
+        start = clock(Copies.device)
+        copy(*args, **options)
+        Copies.seconds += clock(Copies.device) - start
+
+    return timed
 
 
 class GatherCopies:
@@ -48,6 +71,7 @@ class GatherCopies:
     def allocate(self, size, *, dtype, device):
         return torch.empty(size, dtype=dtype, device=device)
 
+    @stands_in
     def __call__(self, output_tensor, input_tensor, group, async_op=False):
         # the input is already the first part of the output
         output_tensor.view(-1, len(input_tensor))[1:].copy_(input_tensor)
@@ -56,18 +80,34 @@ class GatherCopies:
 class KeepOwnPart(GatherCopies):
     """Replaces the reduce-scatter of FSDP: nothing is added to the gradients of this rank."""
 
+    @stands_in
     def __call__(self, output_tensor, input_tensor, group, op, async_op=False):
         output_tensor.copy_(input_tensor[: len(output_tensor)])
 
 
+@stands_in
 def exchange_with_copies(out, x, received=None, sent=None, group=None):
     """Replaces dist.all_to_all_single: fills `out` with the lines of x, again and again."""
     if len(x):
         out.copy_(x[torch.arange(len(out), device=x.device) % len(x)])
 
 
+class Parts:
+    """Iterates over steps without an end, in place of a Loader. Each step has the rows of one of
+    the parts, in turn."""
+    sources = ("",)
+
+    def __init__(self, parts, micro_batch):
+        self.parts = parts
+        self.size = micro_batch
+
+    def __iter__(self):
+        for rows in cycle(self.parts):
+            yield None, (rows[k : k + self.size] for k in range(0, len(rows), self.size))
+
+
 def open_run(args):
-    """The flags -> a run, as far as train.forward_backward needs it, its model, groups of trained
+    """The flags -> a run, as far as train.step_once needs it, its model, groups of trained
     parameters and optimizer."""
     device = args.device
     _, given, config = memory.read_command([*args.flags.split(), "--gpus", str(args.gpus)])
@@ -116,27 +156,16 @@ def cut(rows, config):
 
 
 def count_work(model, config, rows):
-    """-> tokens and FLOPs of one rank for these rows."""
-    tokens = n_flops = 0
+    """-> tokens of one rank for these rows, their FLOPs, and their FLOPs with all pairs."""
+    found = [0, 0, 0]
     for row in rows:
         batch = packing.collate([row], config.data.max_tokens, config.model.vision)
         work = batch_work(model, batch)
-        tokens += work.tokens
-        n_flops += flops(model, work, config.train, config.freeze_embedding, config.lora.rank)
-    return tokens / config.cp, n_flops / config.cp
-
-
-def train_step(run, model, groups, optimizer, rows):
-    """One optimizer step, as in train.train, with a learning rate of 0."""
-    size = run.config.micro_batch
-    weights = []
-    for start in range(0, len(rows), size):
-        parallel.set_last_micro_batch(model, start + size >= len(rows))
-        batch, *_ = train.forward_backward(run, model, rows[start : start + size])
-        weights.append(batch.weights.sum())
-    train.divide_and_clip(run, groups, float(sum(weights)))
-    optimizer.step()
-    optimizer.zero_grad()
+        found[0] += work.tokens
+        for k, counted in enumerate((work, all_pairs(work, config.data.max_tokens)), 1):
+            found[k] += flops(
+                model, counted, config.train, config.freeze_embedding, config.lora.rank)
+    return [n / config.cp for n in found]
 
 
 def time_kernels(step, device):
@@ -157,7 +186,7 @@ def add_arguments(parser):
     add = parser.add_argument
     add("flags", help='the flags of train.py, in quotes: "--stage 1 --preset 4b"')
     add("--gpus", type=positive, default=1, help="number of GPUs of the run, in nodes of 8")
-    add("--steps", type=positive, default=5, help="number of steps that are timed")
+    add("--rounds", type=positive, default=2, help="how often every pack is used and timed")
     add("--kernels", type=positive, default=5, help="how many kernels are listed")
     add("--peak", type=float, default=989, help=(
         "peak TFLOP/s of one GPU in the dtype of the run; 989 for an H100 in bfloat16"))
@@ -171,57 +200,55 @@ def peak_gib(device):
             "GiB reserved": torch.cuda.max_memory_reserved() / memory.GIB}
 
 
-def measure_steps(step, halves, counts, n, device):
-    """Times n steps, which use the first and the second half of the packs in turn -> {name:
-    median}. counts: tokens and FLOPs of each half."""
-    seconds = []
-    tokens_per_second = []
-    flops_per_second = []
-    for k in range(n):
-        start = clock(device)
-        step(halves[k % 2])
-        spent = clock(device) - start
-        n_tokens, n_flops = counts[k % 2]
-        seconds.append(spent)
-        tokens_per_second.append(n_tokens / spent)
-        flops_per_second.append(n_flops / spent)
-    return {"seconds": median(seconds), "tokens_per_second": median(tokens_per_second),
-            "flops_per_second": median(flops_per_second)}
+def measure_steps(step, n, work, device):
+    """Times n steps -> {name: number}. work: sums over these steps, as in count_work."""
+    start = clock(device)
+    for _ in range(n):
+        step()
+    seconds = clock(device) - start
+    rates = dict(zip(("tokens", "flops", "flops_all_pairs"), work, strict=True))
+    return {"seconds": seconds / n,
+            **{f"{name}_per_second": total / seconds for name, total in rates.items()}}
 
 
 def run(args):
     """Prints two tables -> their numbers."""
     device = args.device
     torch.set_flush_denormal(True)  # as in train.py
-    started = clock(device)
     run, model, groups, optimizer = open_run(args)
     config = run.config
     n_packs = config.batch // run.ranks.dp
-    rows = draw_rows(config, 2 * n_packs)
-    halves = rows[:n_packs], rows[n_packs:]
-    counts = [count_work(model, config, half) for half in halves]
-    halves = [cut(half, config) for half in halves]
-    step = partial(train_step, run, model, groups, optimizer)
-    opened = clock(device)
+    n_parts = max(2, -(-8 // n_packs))
+    rows = draw_rows(config, n_parts * n_packs)
+    work = [args.rounds * n for n in count_work(model, config, rows)]
+    rows = cut(rows, config)
+    parts = [rows[k : k + n_packs] for k in range(0, len(rows), n_packs)]
+    run.loader = Parts(parts, config.micro_batch)
+    steps = Ahead(train.steps_with_batches(run, train.batch_of))
+    step = partial(train.step_once, run, model, groups, optimizer, train.forward_backward, 1,
+                   steps, train.Stop())
     with patch.object(dist, "all_to_all_single", exchange_with_copies):
         if device.type == "cuda":
             torch.cuda.empty_cache()
             torch.cuda.reset_peak_memory_stats()
-            dry_run_largest_batch(run, groups, partial(train.forward_backward, run, model))
+            dry_run_largest_batch(run, groups, train.batch_of,
+                                  partial(train.forward_backward, run, model))
         largest = peak_gib(device).get("GiB allocated")
-        for half in halves:  # warm-up: compiles what these shapes need
-            step(half)
-        warm = clock(device)
-        found = measure_steps(step, halves, counts, args.steps, device)
+        for _ in parts:  # warm-up: compiles what these shapes need
+            step()
+        found = measure_steps(step, args.rounds * n_parts, work, device)
         found |= peak_gib(device)
-        kernels = time_kernels(partial(step, halves[0]), device)
+        kernels = time_kernels(step, device)
+        Copies.seconds, Copies.device = 0.0, device
+        step()
+        Copies.device = None
     if args.gpus > 1:
         dist.destroy_process_group()
     found |= {
         "mfu": found["flops_per_second"] / (args.peak * 1e12),
+        "mfu_all_pairs": found["flops_all_pairs_per_second"] / (args.peak * 1e12),
+        "copies": Copies.seconds,
         "GiB of the largest batch": largest,
-        "seconds to open": opened - started,
-        "seconds to warm up": warm - opened,
     }
     print_table(args.flags, {"one rank": found})
     total = sum(kernels.values())

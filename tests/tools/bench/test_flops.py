@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import packing
 from tests.small_model import SMALL
 from tools.bench import peers
-from tools.bench.flops import Work, batch_work, flops, matrix_size
+from tools.bench.flops import Work, all_pairs, batch_work, flops, matrix_size
 from tools.bench.step_cases import Plain, plain_example
 from training.log import count_rows
 
@@ -56,6 +56,9 @@ def test_flops_of_a_step_are_those_of_its_matrices_and_of_the_pairs_that_attend(
     work = batch_work(model, batch)
     assert flops(model, work) == counted + 12 * attended
     assert batch_work(model, packing.collate([row], 400, config.vision)) == work  # padded row
+    padded = all_pairs(work, 400)
+    assert (padded.tokens, padded.labelled, padded.pairs) == (400, 400, 160_000)
+    assert padded.patches == patches
 
 
 @pytest.mark.parametrize(("train", "vit", "connector", "llm"), [

@@ -5,7 +5,6 @@ import torch
 import torch.distributed as dist
 
 import parallel
-import train
 
 
 def allow(visible_until, bidir):
@@ -85,9 +84,8 @@ def ulysses(attend, group):
     return exchanged
 
 
-def forward_backward(run, model, rows):
-    batch = train.batch_of(run, rows).to(run.device)
+def forward_backward(run, model, batch):
     nll, lse = model(batch)
     loss = batch.weights * (nll + run.config.z_loss * lse**2)
     loss.sum().backward()
-    return batch, nll
+    return nll

@@ -108,12 +108,10 @@ WRONG = {
     "token_weight": "def token_weight(*branch):\n    return 1.0",
     "ulysses": "def ulysses(attend, group):\n    return attend",
     "forward_backward": """
-import train
-def forward_backward(run, model, rows):
-    batch = train.batch_of(run, rows)
+def forward_backward(run, model, batch):
     nll, lse = model(batch)
     ((batch.weights * nll).sum() / batch.weights.sum()).backward()
-    return batch, nll""",
+    return nll""",
 }
 
 
