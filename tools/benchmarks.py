@@ -190,7 +190,7 @@ BENCHMARKS = {
         read=partial(read_tables, split="val"), media="url"),
     "molmo2-videotrack": Benchmark(
         video_benchmarks.tracked_objects, video_benchmarks.TRACK_COLUMNS, TRACK_SCORES,
-        {"Molmo2-4B": 57.5}, "paper, version 4, Table 5", media="url", has_masks=True),
+        {"Molmo2-4B": 57.5}, "paper, version 4, Tables 4 and 5", media="url", has_masks=True),
 }
 
 
