@@ -167,6 +167,7 @@ FAST = {
     "text/tracks.py": [
         "tests/text/test_tracks.py tests/text/test_prompts.py",
         ("half_interval(annotation) + ROUNDING", "ROUNDING"),
+        ("time if times is None else nearest_frame(time, times)", "time"),
         ('point["t"] > query["t"]', 'point["t"] >= query["t"]'),
         ("if found is None or distance < found[0]:", "if found is None:"),
     ],
@@ -319,6 +320,10 @@ FAST = {
     "evaluation/text_metrics.py": [
         ("min(agreed / min(3, len(answers)), 1.0)", "agreed / len(answers)"),
     ],
+    "evaluation/official.py": [
+        "tests/evaluation/test_text_metrics.py",
+        ('text.split("Answer:")[1]', 'text.split("Answer:")[-1]'),
+    ],
     "evaluation/evaluate.py": [
         "tests/evaluation/test_evaluate.py tests/evaluation/test_ranks.py",
         ("if weight:\n                asked", "if True:\n                asked"),
@@ -328,6 +333,7 @@ FAST = {
     "evaluation/masks.py": [
         "tests/evaluation/test_scoring.py tests/evaluation/test_evaluate.py",
         ("if mask.shape != (height, width) and not padded:", "if False:"),
+        ("value += numbers[-2]", "value += numbers[-1]"),
     ],
     "evaluation/pictures.py": [
         "tests/evaluation/test_pictures.py tests/evaluation/test_report.py",

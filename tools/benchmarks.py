@@ -78,7 +78,7 @@ BENCHMARKS = {
     "molmo2-videocount": Benchmark(
         COUNT_SCORES, {"Molmo2-4B": 34.3, "Molmo2-8B": 35.5, "Molmo2-O-7B": 33.2}, TABLE_3),
     "molmo2-videotrack": Benchmark(
-        TRACK_SCORES, {"Molmo2-4B": 57.5}, "paper, version 4, Table 5"),
+        TRACK_SCORES, {"Molmo2-4B": 57.5}, "paper, version 4, Tables 4 and 5"),
 }
 
 

@@ -249,7 +249,7 @@ def test_the_next_step_is_ready_before_the_cpu_waits_and_its_error_loses_no_step
     monkeypatch.setattr(Decoder, "__getitem__", lambda self, pack: (
         packs.append(pack) or decode(self, pack) if len(packs) < 4 else DataError("planted")))
     flags = [*SMALL, "--micro-batch", "2", "--steps", "4", "--save-every", "1"]
-    assert run(tmp_path, *flags) == 1
+    assert run(tmp_path, *flags) == 2
     first, plan, batch, wait = "__next__", "__next__", "cut_for_rank", "all_reduce"
     assert events == [first, batch, plan, batch, wait, plan, wait]
     assert [*logged(tmp_path)] == [1, 2]
@@ -260,7 +260,7 @@ def test_an_error_of_a_rank_ends_the_ranks_that_share_its_row(files, monkeypatch
     """Otherwise they would wait for it."""
     monkeypatch.setattr(Ranks, "any_in_row", lambda self, flag: True)
     monkeypatch.setattr(Ranks, "gather_in_row", lambda self, value: [value, DataError("planted")])
-    with pytest.raises(RankError, match="planted"):
+    with pytest.raises(RankDataError, match="planted"):
         stream.taken(stream.loader_of(files), 1)
 
 
