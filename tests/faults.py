@@ -285,6 +285,8 @@ FAST = {
         "tests/training/test_resume.py",
         ('if step <= state["step"]]', "]"),
         ('"keep", "eval_images", "max_skip",', '"keep", "eval_images", "z_loss",'),
+        ("if step != best:", "if True:"),
+        ("if only not in (0, step):", "if False:"),
     ],
     "weights/base.py": [
         ("feature_layers=(n_layer - 3, n_layer - 9)", "feature_layers=(n_layer - 3, n_layer - 8)"),

@@ -118,7 +118,7 @@ def test_a_released_checkpoint_is_fine_tuned_and_served(saved, tokenizer, tmp_pa
                 "--train", "connector,llm", "--data.max_tokens=4096", "--pack_crops=24",
                 "--device", "cpu", "--out", str(run)])
     command.main(["export", str(run), str(tmp_path / "served")])
-    capsys.readouterr()
+    assert f"vllm serve {tmp_path / 'served'}\n" in capsys.readouterr().err
     ours, own, config = open_model_folder(run)
     peer = transformers.Molmo2ForConditionalGeneration.from_pretrained(tmp_path / "served").eval()
     processor = transformers.AutoProcessor.from_pretrained(tmp_path / "served")
