@@ -188,12 +188,16 @@ def parse_points(annotation, record, place):
         annotation = as_points(annotation, place)
     files = record["images"] if "images" in record else [record["video"]]
 
-    def with_scale(point):
-        file = files[point.get("image", 0)]
+    def scale_of(file):
         declared = (file["width"], file["height"]) if "width" in file else None
         scales = {"unit": (1, 1), "percent": (100, 100),
                   "pixel": annotation.get("size", declared)}
-        return point | {"scale": scales[annotation["coords"]]}
+        return scales[annotation["coords"]]
+
+    found = [scale_of(file) for file in files]
+
+    def with_scale(point):
+        return point | {"scale": found[point.get("image", 0)]}
 
     scaled = annotation | {"points": [with_scale(point) for point in annotation["points"]]}
     if "query" in annotation:

@@ -47,11 +47,11 @@ CEILINGS = {
     "the seven modules, tokens per statement": 13.3,
     "imported by train.py, without evaluation/ and toy/": 51_000,
     "the same, in files": 43,
-    "all Python but tests": 140_280,
-    "tools/": 55_970,
+    "all Python but tests": 141_300,
+    "tools/": 56_960,
     "tools/bench/": 12_540,
-    "tools/convert/, tools/prepare/ and tools/benchmarks.py": 23_260,
-    "tests/": 187_800,
+    "tools/convert/, tools/prepare/ and tools/benchmarks.py": 24_250,
+    "tests/": 188_180,
 }
 
 # Packages that requirements.txt does not install: functions that need one import it when they are
