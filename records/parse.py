@@ -159,12 +159,12 @@ def check_points(annotation, record, place):
     name = "points" if annotation["type"] == "point" else "boxes"
     points = annotation[name]
     for k, point in enumerate(points):
-        at = f"{place}.{name}[{k}]"
-        require({"t", "image"} & set(point) == needed, at,
-                "'t' is needed in a video, 'image' is needed with several images, and neither is "
-                "allowed with a single image")
-        require(shown != "images" or point["image"] < len(record["images"]), at,
-                f"there is no image {point.get('image')}; images are counted from 0")
+        if {"t", "image"} & point.keys() != needed:
+            fail(f"{place}.{name}[{k}]", "'t' is needed in a video, 'image' is needed with "
+                 "several images, and neither is allowed with a single image")
+        if shown == "images" and point["image"] >= len(record["images"]):
+            fail(f"{place}.{name}[{k}]",
+                 f"there is no image {point['image']}; images are counted from 0")
     n = len(points)
     count = annotation.get("count", n)
     require(count == n, place, f"'count' is {count}, but the number of points is {n}")
@@ -188,12 +188,16 @@ def parse_points(annotation, record, place):
         annotation = as_points(annotation, place)
     files = record["images"] if "images" in record else [record["video"]]
 
-    def with_scale(point):
-        file = files[point.get("image", 0)]
+    def scale_of(file):
         declared = (file["width"], file["height"]) if "width" in file else None
         scales = {"unit": (1, 1), "percent": (100, 100),
                   "pixel": annotation.get("size", declared)}
-        return point | {"scale": scales[annotation["coords"]]}
+        return scales[annotation["coords"]]
+
+    found = [scale_of(file) for file in files]
+
+    def with_scale(point):
+        return point | {"scale": found[point.get("image", 0)]}
 
     scaled = annotation | {"points": [with_scale(point) for point in annotation["points"]]}
     if "query" in annotation:
@@ -210,14 +214,14 @@ def check_range(annotation, sizes, place):
     """
     points = annotation["points"] + ([annotation["query"]] if "query" in annotation else [])
     for k, point in enumerate(points):
-        name = f"point {k}" if k < len(annotation["points"]) else "the query"
         size = point["scale"] or sizes[point.get("image", 0)]
         if size:
             left, top, right, bottom = point.get("box", [point["x"], point["y"]] * 2)
             sides = left / size[0], top / size[1], right / size[0], bottom / size[1]
-            require(min(sides) >= -0.01 and max(sides) <= 1.01, place,
-                    f"{name} lies outside the image with coords={annotation['coords']}; "
-                    "check the unit and the size")
+            if not (min(sides) >= -0.01 and max(sides) <= 1.01):
+                name = f"point {k}" if k < len(annotation["points"]) else "the query"
+                fail(place, f"{name} lies outside the image with coords={annotation['coords']}; "
+                     "check the unit and the size")
 
 
 def as_points(annotation, place):

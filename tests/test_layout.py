@@ -45,12 +45,12 @@ MAX_FUNCTION_LINES = 50              # but for tests; 57: attention.block_mask, 
 CEILINGS = {
     "the seven modules": 17_160,
     "the seven modules, tokens per statement": 12.2,
-    "imported by train.py, without evaluation/ and toy/": 53_610,
+    "imported by train.py, without evaluation/ and toy/": 53_710,
     "the same, in files": 43,
-    "all Python but tests": 149_270,
-    "tools/": 57_420,
+    "all Python but tests": 150_350,
+    "tools/": 58_410,
     "tools/bench/": 12_600,
-    "tools/convert/, tools/prepare/ and tools/benchmarks.py": 24_140,
+    "tools/convert/, tools/prepare/ and tools/benchmarks.py": 25_140,
     "tests/": 193_960,
 }
 

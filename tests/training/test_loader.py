@@ -20,7 +20,7 @@ import data
 import model
 import packing
 import parallel
-from records.errors import DataError, RankDataError, RankError
+from records.errors import DataError, RankDataError
 from tests.training import stream
 from tests.training.runs import SMALL, logged, run
 from training.checkpoint import list_steps

@@ -11,6 +11,7 @@ make      cells of rows -> annotations
 chats     an entry with messages (ShareGPT, LLaVA, OpenAI, Hugging Face) -> a record
 tables    an entry with a question and its answer, or with a caption -> messages
 boxes     COCO, LVIS, LabelMe -> records
+box_rows  Pascal VOC, and tables with a line for each box -> records
 yolo      YOLO -> records
 sets      the layouts of published sets, with the functions in images and videos
 benchmarks: the layouts of published benchmarks

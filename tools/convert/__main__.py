@@ -10,8 +10,10 @@ in      a .jsonl, .csv, .tsv or .parquet file with one entry per line, or a .jso
           captions    image or file_name, with text or caption
           records     entries that are records already
         a .json file in COCO's format (coco), also of Roboflow and LVIS: boxes, polygons, captions
+        a table with a line for each box (csv-boxes): image, label, xmin, ymin, xmax, ymax
         a folder with
           labelme     .json files of LabelMe: boxes, polygons, points
+          voc         .xml files of Pascal VOC: boxes
           yolo        .txt files, with data.yaml (needs PyYAML) or classes.txt
           captions    metadata.jsonl or metadata.csv: an imagefolder
         files of a published set or benchmark, or a folder of them, with --as

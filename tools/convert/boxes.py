@@ -59,9 +59,9 @@ def coco_images(rows, job):
     for where, content in rows:
         with job.report.skipping(where):
             # ValueError if an id occurs twice
-            images = unique((as_id(image.get("id")), image) for image in content["images"])
-            names = unique((as_id(category.get("id")), category.get("name"))
-                           for category in content.get("categories") or ())
+            images = unique([(as_id(image.get("id")), image) for image in content["images"]])
+            names = unique([(as_id(category.get("id")), category.get("name"))
+                            for category in content.get("categories") or ()])
             by_image = {number: [] for number in images}
             for annotation in content["annotations"]:
                 by_image.setdefault(as_id(annotation.get("image_id")), []).append(annotation)

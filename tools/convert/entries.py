@@ -17,6 +17,11 @@ def read_sources(args, job):
         for path in files:
             job.path = path
             for where, row in read_rows(path, args.layout if of_text == args.kind else None):
+                if isinstance(row, Unreadable):
+                    with job.report.skipping(where):
+                        job.report.read["broken lines"] += 1
+                        raise row
+                    continue
                 if args.ignore and isinstance(row, dict):
                     row = {key: value for key, value in row.items() if key not in args.ignore}
                 name = args.kind or (layout_of(row) if path.suffix != ".txt" else of_text)
@@ -26,20 +31,10 @@ def read_sources(args, job):
                 yield name, where, row
 
 
-def readable(rows, report):
-    """Yields (where, row) of the rows that could be read."""
-    for where, row in rows:
-        with report.skipping(where):
-            if isinstance(row, Unreadable):
-                report.read["broken lines"] += 1
-                raise row
-            yield where, row
-
-
 def rows_of_media(args, job):
     """Yields (name of a layout, where, row), after `regroup` of the layouts."""
     for name, run in groupby(read_sources(args, job), key=lambda found: found[0]):
-        rows = readable(((where, row) for _, where, row in run), job.report)
+        rows = ((where, row) for _, where, row in run)
         regroup = LAYOUTS[name].regroup if name in LAYOUTS else None
         if regroup:
             rows = regroup(rows, job)
@@ -54,8 +49,8 @@ def read_entries(args, job):
             where += f" id {short(row['id'])}"
         with job.report.skipping(where):
             job.report.read[name.partition(";")[0]] += 1
-            skip_unless(isinstance(row, dict), "wrong record",
-                        f"an entry must be an object, not {short(row)}")
+            if not isinstance(row, dict):
+                raise Unreadable("wrong record", f"an entry must be an object, not {short(row)}")
             skip_unless(name in LAYOUTS, "unknown format", f"this is {name}")
             if excluded:
                 urls = [row.get("image_url"), *(row.get("image_urls") or [])]

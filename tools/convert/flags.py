@@ -48,6 +48,8 @@ def add_flags(add):
         "size of the resized images to which bbox_2d refers (1000,1000 for thousandths)"))
     add("--exif-unturned", action="store_true", help="sizes and coordinates in FILE refer to the "
         "stored images; turn them in the same way as EXIF turns the images, which must exist")
+    add("--unit", choices=("unit", "pixel"), help=(
+        "csv-boxes: what its numbers are, if none is above 1; unit: fractions of the sides"))
     add("--overwrite", action="store_true", help="replace OUT if it exists")
     add("--all", action="store_true", help=(
         f"print every skipped entry, and not only the first {MAX_PRINTED} reasons"))

@@ -14,7 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from tools.convert.make import skip_unless
+from records.errors import Unreadable
 from tools.convert.media import Media
 from tools.convert.report import Report
 from tools.convert.rows import BATCH
@@ -46,16 +46,17 @@ class Layout:
     def read(self, row, job):
         """A row -> [(head, annotations), ..]. Unreadable if a column is missing or not known."""
         job.columns = row.keys()
-        if self.published:
+        if self.published and not row.keys() <= self.names:
             for name in row.keys() - self.names - self.unused:
                 job.report.count_unused(name, row[name])
             row = {name: value for name, value in row.items() if name in self.names}
-        elif self.columns != "*":
+        elif not self.published and self.columns != "*":
             row = {name: value for name, value in row.items() if name not in self.unused}
             row = job.report.known_fields(row, self.names)
         missing = [name for name in self.needed if name not in row]
-        skip_unless(not missing, "missing column", f"it has no {', '.join(missing)}; its columns "
-                    f"are {', '.join(row) or 'empty'}")
+        if missing:
+            raise Unreadable("missing column", f"it has no {', '.join(missing)}; its columns are "
+                             f"{', '.join(row) or 'empty'}")
         found = self.convert(row, job, **{name: getattr(job.args, name) for name in self.flags})
         return [found] if isinstance(found, tuple) else found
 

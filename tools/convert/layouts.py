@@ -9,7 +9,7 @@ from functools import partial
 from records.check import check_fields, short
 from records.errors import DataError
 from records.reader import CHAT_KEYS
-from tools.convert import boxes, chats, tables, yolo
+from tools.convert import box_rows, boxes, chats, tables, yolo
 from tools.convert.benchmarks import BENCHMARKS
 from tools.convert.layout import Layout
 from tools.convert.make import MAX_POINTS
@@ -45,6 +45,9 @@ PEOPLE = {
     "labelme": located(
         boxes.read_labelme, "imagePath shapes? imageWidth? imageHeight? -imageData -version",
         "shapes imagePath", many=True),
+    "voc": located(box_rows.read_voc, "filename size object? -folder -path -source -segmented "
+                   "-owner", "filename size", many=True),
+    "csv-boxes": located(box_rows.read_boxes, "boxes", box_rows.SIGN, regroup=box_rows.by_image),
     "yolo": located(yolo.read_labels, "lines? folder", regroup=yolo.label_files, many=True),
 }
 PEOPLE["yolo-polygons"] = PEOPLE["yolo"]
@@ -59,7 +62,7 @@ OTHERS = [
     ("assets | asset regions", "VoTT; export COCO with another tool"),
     ("_via_img_metadata", "VGG Image Annotator; export COCO"),
     ("path | group data", MIXTURE),
-    (".xml", f"XML of Pascal VOC or CVAT; export COCO or YOLO, or {TRACKS}"),
+    ("meta image | meta track", f"XML of CVAT; export COCO or YOLO, or {TRACKS}"),
     (".ini", f"MOT; {TRACKS}"),
     (".xlsx", "Excel; save it as CSV UTF-8"),
     (".yaml", "a file of YOLO; give its folder"),
@@ -74,6 +77,8 @@ FOLDERS = [
     ("metadata.jsonl", "captions", "metadata.*"),
     ("metadata.csv", "captions", "metadata.*"),
     (".json", "", "*.json"),
+    ("Annotations/", "voc", "Annotations/*.xml"),
+    (".xml", "voc", "*.xml"),
     (".txt", "yolo", "*.txt"),
 ]
 

@@ -46,18 +46,14 @@ class Media:
                     by_folder.setdefault(os.path.basename(folder), []).append(path)
         return by_stem, by_folder
 
-    @cached_property
-    def images_here(self):
-        """-> {file name without extension: absolute paths of the images in the folder itself}."""
-        found = {}
-        for path in self.root.glob("*"):
-            if path.suffix.lower() in IMAGE_SUFFIXES:
-                found.setdefault(path.stem, []).append(str(path.absolute()))
-        return found
+    def images_here(self, stem):
+        """The absolute paths of the images in the folder itself that have this name."""
+        return [str(Path(self.root, path).absolute()) for path in self.index[0].get(stem, ())
+                if "/" not in path and path.lower().endswith(IMAGE_SUFFIXES)]
 
     def only_image(self, stem):
         """The one image in the folder itself that has this name."""
-        found = self.images_here.get(stem, ())
+        found = self.images_here(stem)
         number = plural(len(found), "image")
         skip_unless(len(found) == 1, "missing file",
                     f"{self.root} has {number} with the name {stem}, but must have exactly one")

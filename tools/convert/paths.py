@@ -9,6 +9,7 @@ the file. If an image or video is below this folder, its path becomes relative, 
 """
 
 import hashlib
+from os.path import isabs
 from pathlib import Path
 
 from records.errors import Unreadable
@@ -22,7 +23,7 @@ def absolute(folder):
 
 def move_path(path, start, target):
     """A path relative to `start` -> a path to the same file, relative to `target` or absolute."""
-    if start == target and not Path(path).is_absolute():
+    if start == target and not isabs(path):
         return path
     folder = absolute(start / Path(path).parent)
     whole = folder / Path(path).name

@@ -3,6 +3,7 @@
     a.jsonl, a.csv, a.tsv   a row per line          a.csv:7
     a.json                  a row per entry of the array, or the object itself    a.json[7]
     a.parquet               a row per row (needs pyarrow)    a.parquet[7]
+    a.xml                   one row; inner elements are lists: {"object": [{"name": ["cup"]}]}
     a.txt                   one row: {"lines": [..]}
 
 An Unreadable stands for a row that cannot be read. A file that cannot be read raises an error. A
@@ -13,6 +14,7 @@ import csv
 import json
 import re
 from collections import Counter
+from xml.etree import ElementTree
 
 from records.check import short
 from records.errors import DataError, Unreadable, explained, import_extra, plural
@@ -53,7 +55,6 @@ def published_files(source, split=None):
 
 def unique(pairs):
     """[(key, value), ..] -> a dict. ValueError if a key occurs twice."""
-    pairs = list(pairs)
     found = dict(pairs)
     if len(found) < len(pairs):
         ((twice, _),) = Counter(key for key, _ in pairs).most_common(1)
@@ -98,7 +99,7 @@ def read_csv(path):
             end = table.line_num
             for cells in table:
                 end = table.line_num
-                row = unique(zip(names, cells, strict=False))
+                row = unique([*zip(names, cells, strict=False)])
                 # programs write an empty list as []; a text may be [] itself
                 row |= {name: [] for name in row.keys() - TEXTS if row[name] == "[]"}
                 if len(cells) > len(names):
@@ -135,6 +136,21 @@ def read_parquet(path, layout=None):
             yield f"{path}[{number}]", others | row
 
 
+def read_xml(path):
+    try:
+        yield str(path), fields_of(ElementTree.parse(path).getroot())
+    except (ElementTree.ParseError, ValueError) as error:
+        yield str(path), Unreadable("not XML", str(error))
+
+
+def fields_of(element):
+    """An element -> its text, or {attribute: text, tag of inner elements: [each of them]}."""
+    fields = dict(element.attrib)
+    for inner in element:
+        fields.setdefault(inner.tag, []).append(fields_of(inner))
+    return fields or (element.text or "").strip()
+
+
 def read_text(path):
     try:
         text = path.read_text(encoding="utf-8-sig")
@@ -144,7 +160,7 @@ def read_text(path):
 
 
 READERS = {".jsonl": read_lines, ".ndjson": read_lines, ".json": read_json, ".csv": read_csv,
-           ".tsv": read_csv, ".parquet": read_parquet, ".txt": read_text}
+           ".tsv": read_csv, ".parquet": read_parquet, ".xml": read_xml, ".txt": read_text}
 
 
 def read_rows(path, layout=None):

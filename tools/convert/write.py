@@ -43,41 +43,41 @@ def media_of(head):
 
 
 def check(head, annotations):
-    """-> the parsed record. An error if training cannot read it."""
+    """-> the record as a line of JSON, and parsed. An error if training cannot read it."""
     record = {**head, "annotations": annotations}
-    text = json.dumps(record, ensure_ascii=False).encode()
-    # only a text with an escape can contain a character that must be looked for
-    return read_record(text) if b"\\u" in text else parse(record)
+    line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
+    # only a line with an escape can contain a character that must be looked for
+    return line, read_record(line) if b"\\u" in line else parse(record)
 
 
 def usable(where, head, annotations, report):
-    """-> the annotations that training can read."""
+    """-> the annotations that training can read, and `check` of them or None."""
     try:
-        check(head, annotations)
-        return annotations
+        return annotations, check(head, annotations)
     except (Unreadable, *SHAPE_ERRORS):
         good = []
     for annotation in annotations:
         with report.skipping(where):
             check(head, [annotation])
             good.append(annotation)
-    return good
+    return good, check(head, good) if good else None
 
 
 def checked(args, job, subtitles):
-    """Yields the entries that training can read."""
+    """Yields (where, head, annotations, layout, line) of the entries that training can read."""
     for where, head, annotations, layout in read_entries(args, job):
         with job.report.skipping(where):
             masks = {key: head.pop(key) for key in ("masks",) if key in head}
             if subtitles and "video" in head:
                 subtitles.add_to(head)
-            good = usable(where, head, annotations, job.report)
-            if good and args.exif_unturned:
-                head = turn_record({**head, "annotations": good}, check(head, good),
-                                   job.media.root)
+            good, found = usable(where, head, annotations, job.report)
+            if not found:
+                continue
+            line, parsed = found
+            if args.exif_unturned:
+                head = turn_record({**head, "annotations": good}, parsed, job.media.root)
                 good = head.pop("annotations")
-            if good:
-                yield where, head | masks, good, layout
+            yield where, head | masks, good, layout, line
 
 
 def group(entries, layout):
@@ -85,24 +85,26 @@ def group(entries, layout):
     groups = {}  # {hash of the medium: places of its entries in the temporary file}
     end = 0
     with TemporaryFile() as waiting:
-        for where, head, annotations, _ in entries:
+        for _, head, _, _, line in entries:
             medium = json.dumps([head.get("video"), media_of(head)])
             key = hashlib.sha256(medium.encode()).digest()
             groups.setdefault(key, []).append(end)
-            end += waiting.write(json.dumps([where, head, annotations]).encode() + b"\n")
+            end += waiting.write(line)
         for places in groups.values():
-            found = []
+            heads = []
+            merged = []
             for place in places:
                 waiting.seek(place)
-                found.append(json.loads(waiting.readline()))
-            where, head, _ = found[0]
-            yield where, head, [one for *_, annotations in found for one in annotations], layout
+                head = json.loads(waiting.readline())
+                merged += head.pop("annotations")
+                heads.append(head)
+            yield "a record", heads[0], merged, layout, None
 
 
 def numbered(args, entries):
     """Yields (where, record, masks or None). Records of published sets get numbers as ids: NAME-1,
     NAME-2, and NAME-2.1 for further points of the same image."""
-    for number, (where, head, annotations, layout) in enumerate(entries, 1):
+    for number, (where, head, annotations, layout, _) in enumerate(entries, 1):
         masks = head.pop("masks", None)
         for k, part in enumerate(split(annotations, layout.max_points)):
             name = f"{args.kind}-{number}" + (f".{k}" if k else "")

@@ -41,7 +41,7 @@ def open_folder(folder, media):
     texts = [path for path in folder.glob("*.txt") if path.name not in CLASSES]
     above = [folder, *folder.absolute().parents[:3]]
     classes = [path / name for path in above for name in CLASSES if (path / name).is_file()]
-    if not classes or not any(path.stem in images.images_here for path in texts):
+    if not classes or not any(images.images_here(path.stem) for path in texts):
         others = sorted({str(path.parent) for path in folder.rglob("*.txt")} - {str(folder)})
         raise DataError(f"{folder}: YOLO needs .txt files in this folder, one of the files "
                         f"{', '.join(CLASSES)} there or above, and images with the same names in "

@@ -44,6 +44,18 @@ def yolo(classes, *lines, name="data.yaml"):
     return {f"f/{name}": classes, "f/labels/1.txt": "\n".join(lines), "f/images/1.jpg": ""}
 
 
+def voc(*objects, folder="Annotations/"):
+    """objects: (name, xmin, ymin, xmax, ymax) and more XML."""
+    names = ("xmin", "ymin", "xmax", "ymax")
+    text = "".join(
+        f"<object><name>{label}</name><pose>Left</pose><bndbox>"
+        + "".join(f"<{n}>{side}</{n}>" for n, side in zip(names, rest[:4], strict=True))
+        + f"</bndbox>{''.join(rest[4:])}</object>" for label, *rest in objects)
+    return {f"f/{folder}1.xml": "<annotation><folder>x</folder><filename>1.jpg</filename><size>"
+            f"<width>64</width><height>48</height><depth>3</depth></size>{text}</annotation>",
+            "f/JPEGImages/1.jpg": ""}
+
+
 def box(label, *corners, coords="pixel"):
     return {"type": "box", "label": label, "coords": coords, "form": "xyxy",
             "boxes": [{"box": list(corner)} for corner in corners]}
@@ -170,6 +182,17 @@ TABLE = [
      {"missing file": 2, "no annotation": 1, "wrong record": 6, "no label": 1}),
     ({"labels-1/f/1.txt": LINES[0], "labels-1/f/1.jpg": "", "labels-1/f/classes.txt": "eye"},
      [image(EYES[0]["annotations"][0], path="1.jpg")], {}),
+    # Pascal VOC counts pixels from 1; a table has a line for each box
+    (voc(("cup", 2, 3, 30, 40), ("cup", 41, 6, 50, 9), ("dog", 60, 1, 90, 10)),
+     [image(box("cup", (1, 2, 30, 40), (40, 5, 50, 9)), box("dog", (59, 0, 64, 10)),
+            path={**SECOND, "path": "JPEGImages/1.jpg"})], {}),
+    (voc(("cup", 2, 3, 30, "wide"), ("dog", 60, 1, 90, 10), folder=""),
+     [image(box("dog", (59, 0, 64, 10)), path={**SECOND, "path": "JPEGImages/1.jpg"})],
+     {"wrong numbers": 1}),
+    ({"a.csv": "filename,width,height,class,xmin,ymin,xmax,ymax\n1.jpg,64,48,cup,1,2,30,40\n"
+      "2.jpg,64,48,dog,1,2,3,4\n1.jpg,64,48,cup,40,5,50,9\n1.jpg,64,48,eye,,,,\n"},
+     [image(box("cup", (1, 2, 30, 40), (40, 5, 50, 9)), path={**SECOND, "path": "1.jpg"}),
+      image(box("dog", (1, 2, 3, 4)), path={**SECOND, "path": "2.jpg"})], {"wrong numbers": 1}),
     # rows of questions
     ({"a.jsonl": [{"image": "a.png", "question": "q", "answer": "a"}]}, [image(qa("qa"))], {}),
     ({"a.csv": "image,question,answer\na.png,q,a\n,r,b\n"},
@@ -245,8 +268,12 @@ def test_a_file_becomes_these_records(tmp_path, files, records, skipped):
 
 
 @pytest.mark.parametrize(("files", "words"), [
-    ({"f/Annotations/a.xml": "<annotation/>"}, "f: this is XML of Pascal VOC or CVAT; export COCO"),
-    ({"a.xml": "<annotations/>"}, "a.xml: this is XML of Pascal VOC or CVAT; export"),
+    ({"f/Annotations/a.xml": "<annotation"}, "f/Annotations/a.xml: not XML: unclosed token"),
+    ({"a.xml": "<annotations><meta/><image/></annotations>"}, "this is XML of CVAT; export COCO"),
+    ({"a.csv": "image,label,xmin,ymin,xmax,ymax\na.png,cup,0.1,0.2,0.4,1\n"}, "with --unit unit"),
+    ({"a.csv": "image,class,x1,y1,x2,y2\na.png,1,1,2,4,6\n"}, "write the name of the class"),
+    ({"a.csv": "image,label,x1,xmin,y1,x2,y2\na.png,cup,1,1,2,4,6\n"}, "both xmin and x1"),
+    (voc(("cup", 2, 3, 5, 7, "<part><name>handle</name></part>")), "field 'part' is not supported"),
     ({"f/seqinfo.ini": "", "f/gt/gt.txt": "1,1,2,3,4,5"}, "f: this is MOT; write its tracks"),
     ({"a.json": [{"data": {"image": "a"}, "annotations": [{"result": []}]}]},
      "a.json[0]: unknown format: this is Label Studio; export COCO or YOLO"),
