@@ -286,7 +286,7 @@ FAST = {
         ('if step <= state["step"]]', "]"),
         ('"keep", "eval_images", "max_skip",', '"keep", "eval_images", "z_loss",'),
         ("if step != best:", "if True:"),
-        ("if only not in (0, step):", "if False:"),
+        ("if steps is not None and step not in steps:", "if False:"),
     ],
     "weights/base.py": [
         ("feature_layers=(n_layer - 3, n_layer - 9)", "feature_layers=(n_layer - 3, n_layer - 8)"),

@@ -82,11 +82,6 @@ SETS = {
     "molmo2-videopoint": by_input(
         videos.video_points, TIMED_POINTS, flags=("counts",), mode=BOTH_MODES,
         max_seconds=MAX_S),
-    "molmo2-videopointeval": by_input(
-        videos.video_points, f"{TIMED_POINTS} width height", flags=("counts",),
-        mode="point_count", coords="pixel"),
-    "molmo2-videocounteval": by_input(
-        videos.video_points, f"video_id count label {CLIP}"),
     "academic-video-points": by_row(
         videos.video_points,
         "video_name category count timestamps points subset? dataset? video_duration? "

@@ -62,11 +62,10 @@ def negative_answers(row, job):
     return head, [builder]
 
 
-def video_points(row, job, coords="percent", mode="", max_seconds=math.inf, counts=None):
-    """The cell points[i] belongs to time i. It is a list of points, or one point in sets for
-    evaluation. Sets for counting have no points. Times are seconds of the whole video, not of the
-    clip. max_seconds: longer clips are skipped. A set of several sources, which may contain the
-    same names, has one folder per source (columns subset, dataset)."""
+def video_points(row, job, mode="", max_seconds=math.inf, counts=None):
+    """The cell points[i] is a list of points, in percent, at time i. Times are seconds of the whole
+    video, not of the clip. max_seconds: longer clips are skipped. A set of several sources, which
+    may contain the same names, has one folder per source (columns subset, dataset)."""
     name = row.get("video_id") or row["video_name"]
     start = row.get("clip_start", row.get("clip_start_time"))
     end = row.get("clip_end", row.get("clip_end_time"))
@@ -80,20 +79,16 @@ def video_points(row, job, coords="percent", mode="", max_seconds=math.inf, coun
     head = job.media.video(*names, folder=folder, start=start, end=end)
     label = row["label"] if "label" in row else row["category"].lower()
     question = row.get("question")
-    if "points" not in row:
-        return head, [partial(make.count, row["count"], label, question)]
 
     def build():
         times = row.get("two_fps_timestamps", row.get("timestamps"))
         points = []
         for t, cell in zip(times, row["points"], strict=True):
-            cells = cell if isinstance(cell, list) else [cell]
-            points += [{"t": t, **point} for point in xy_points(cells)]
+            points += [{"t": t, **point} for point in xy_points(cell)]
         low = max(first - HALF_FRAME_S, 0)
         in_clip = all(low <= point["t"] <= last + HALF_FRAME_S for point in points)
         skip_unless(in_clip, "point outside the clip")
-        size = size_of(row["width"], row["height"]) if coords == "pixel" else None
-        return make.point(points, coords, label, question, size, row["count"],
+        return make.point(points, "percent", label, question, count=row["count"],
                           max_points=make.MAX_POINTS, counts=counts, mode=mode)
 
     return head, [build]

@@ -119,25 +119,6 @@ CASES = {
         records=[record(question("user_qa", "Why?", answer="Rain."), video={"path": "abc.mp4"})],
     ),
     "molmo2-videopoint": Case(TIMED_ROWS, TIMED_RECORDS, TIMED_SKIPS),
-    "molmo2-videopointeval": Case(
-        rows=[
-            {"video_id": "abc", "two_fps_timestamps": [0.5, 2.0], "video_duration": 300.0,
-             "points": xy((320, 180), (0, 359)), "count": 2, "label": "a", "width": 640,
-             "height": 360},
-        ],
-        records=[record(
-            point("a", [{"t": 0.5, "x": 320, "y": 180}, {"t": 2.0, "x": 0, "y": 359}], "pixel",
-                  size=[640, 360], mode="point_count", count=2), video={"path": "abc_2fps.mp4"})],
-    ),
-    "molmo2-videocounteval": Case(
-        rows=[
-            {"video_id": "abc", "clip_start": 2.0, "clip_end": 90.0, "count": 4, "label": "hops",
-             "question": "How many hops?"},
-        ],
-        records=[record(
-            {"type": "count", "label": "hops", "question": "How many hops?", "count": 4},
-            video={"path": "abc_2fps.mp4", "start": 2.0, "end": 90.0})],
-    ),
     "academic-video-points": Case(
         rows=[
             {"subset": "burst", "dataset": "LaSOT", "video_name": "v1.mp4",
