@@ -149,7 +149,7 @@ def test_every_test_that_a_page_names_exists():
 def test_the_readme_is_short_and_its_rounded_sizes_are_true():
     """They are rounded, so that small changes keep them true."""
     lines = README.splitlines()
-    assert len(lines) <= 134
+    assert len(lines) <= 145
     assert max(map(len, lines)) <= 120
     assert len(README.split()) <= 1300
     stated = re.findall(r"\| `(\w+\.py)` \| (\d+) \|", README)

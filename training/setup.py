@@ -55,8 +55,6 @@ def choose_layout(args, config, device):
         # all cores of a rank except one decode, because the GPU would wait for videos otherwise
         cores = len(os.sched_getaffinity(0)) // ranks_of_node
         chosen |= {"workers": min(max(cores - 1, 0), 8), "compile": not args.tiny}
-        # a block that cannot be compiled runs without compilation, and torch logs the reason
-        torch._dynamo.config.suppress_errors = True
     chosen = {name: value for name, value in chosen.items() if name not in args.fields}
     packs_of_rank = max(config.batch * config.cp // world, 1)
     return replace(config, micro_batch=min(config.micro_batch, packs_of_rank), **chosen)

@@ -27,7 +27,7 @@ def token_weight(branch, n_loss, n_branches, config):
 
 
 def windows(grid, k):
-    """Patch ids (h,w) -> (M,k*k): windows of k x k, -1 for what is missing."""
+    """Patch ids (h,w) -> (M,k*k): windows of k x k, -1 for missing ones."""
     raise NotImplementedError
 
 
