@@ -172,8 +172,8 @@ class Block(nn.Module):
     """Two parts, `before` and `after`, with attention between them.
 
     recompute: backward computes the two parts again. Attention, the most expensive function of a
-    long row, runs once. For backward the block then keeps x, q, k, v and the output of attention:
-    20.5 KiB per token of the 4B.
+    long row, runs once. For backward the block then keeps x, and also q, k, v and the output of
+    attention, which take 20.5 KiB per token of the 4B.
     """
 
     def __init__(self, config):
