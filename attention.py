@@ -150,7 +150,7 @@ def attend(q, k, v, mask):
 # computed blocks. In long rows, q, k and v are therefore put into another order: first the visual
 # tokens of an example, then its text. The output is put back. The rule still compares positions in
 # the row. For backward, the output is stored in both orders. Without Ulysses this takes 8 KiB more
-# per token and block, which is 4.5 GiB in stage 2 of the 4B.
+# per token and block, which is 4.5 GiB per row in stage 2 of the 4B.
 
 # In shorter rows, the share of the blocks that are allowed in part hardly changes.
 VISUAL_FIRST = 4096

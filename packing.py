@@ -48,7 +48,7 @@ class Batch:
         self.labelled = self.weights.flatten().nonzero()[:, 0]
 
     def to(self, device):
-        """-> the Batch on a device. From pinned memory the GPU copies while it computes."""
+        """-> the Batch on a device. From pinned memory, the CPU need not wait for the copy."""
         device = torch.device(device)
         moved = copy.copy(self)
         for name, value in vars(self).items():

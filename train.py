@@ -357,7 +357,7 @@ def main(argv=None, open_objective=None, make_batch=batch_of):
                 dry_run_largest_batch(run, groups, make_batch, compute)
             fill_weights(run, model, optimizer)
             log = RunLog(run, head)
-            if run.resume_from.step and run.ranks.first:
+            if run.ranks.first and 0 < run.resume_from.step < run.config.steps:
                 set_learning_rates(optimizer, run.config, run.resume_from.step)
                 warn(describe_jump(run, {group["name"]: group["lr"]
                                          for group in optimizer.param_groups}))

@@ -108,8 +108,7 @@ def refuse_pipe(path):
     """DataError if an input file is, for example, a named pipe, in which a command may wait for
     ever. A path that does not exist is accepted here."""
     if os.path.exists(path) and not (os.path.isfile(path) or os.path.isdir(path)):
-        raise DataError(f"{path}: this is not a regular file; copy the content to a file, and give "
-                        "its name")
+        raise DataError(f"{path}: this is not a regular file; give the name of a file")
 
 
 def hint_of_path(path):

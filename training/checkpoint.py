@@ -274,7 +274,10 @@ def complete(run, part, state):
     part.rename(whole)
     sync(run.out)
     earlier = [step for step in list_steps(run.out) if step <= state["step"]]
-    best = best_step(read_log(run.out / "log.jsonl"))
+    # This step is evaluated after it is saved. So a line of this step or of a later one belongs to
+    # an earlier attempt, whose checkpoints were deleted.
+    lines = read_log(run.out / "log.jsonl")
+    best = best_step([line for line in lines if line.get("step", 0) < state["step"]])
     for step in earlier[run.config.keep :] if run.config.keep else ():
         if step != best:
             shutil.rmtree(run.out / f"step-{step}")

@@ -8,6 +8,7 @@ torch's DataLoader decode. If a record cannot be decoded, a placeholder of the s
 size without loss replaces it, so that packs stay as planned.
 """
 
+import math
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -104,7 +105,8 @@ class Loader:
         self.planner = planner
         self.ranks = ranks or Ranks()
         # how many data-parallel ranks gather parameters together (parallel.parallelize)
-        self.together = max((config.shard or self.ranks.world) // self.ranks.cp, 1)
+        together = max((config.shard or self.ranks.world) // self.ranks.cp, 1)
+        self.together = math.gcd(together, self.ranks.dp)
         self.decoder = Decoder(mixture, tokenizer, config)
         self.sources = [reader.name for reader in mixture.sources]
         self.n_steps = config.steps - start
@@ -128,8 +130,7 @@ class Loader:
         decoded = iterate(self.decoder, config.workers, sampler=self.packs_to_decode())
         n_micro_batches = config.batch // self.ranks.dp // config.micro_batch
         for _ in range(self.n_steps):
-            micro_batches = ([self.next_row(decoded) for _ in range(config.micro_batch)]
-                             for _ in range(n_micro_batches))
+            micro_batches = (self.next_rows(decoded) for _ in range(n_micro_batches))
             first = next(micro_batches)  # afterwards plans_ahead has the plan of this step
             yield self.plans_ahead.popleft(), chain([first], micro_batches)
 
@@ -167,10 +168,25 @@ class Loader:
                 self.packs_ahead.append(pack)
                 yield pack
 
+    def next_rows(self, decoded):
+        """-> the rows of a micro-batch. After an error the other rows are taken, too, because the
+        DataLoader may need the next plan for them, which all ranks exchange."""
+        rows = []
+        errors = []
+        for _ in range(self.config.micro_batch):
+            try:
+                rows.append(self.next_row(decoded))
+            except (DataError, RankError) as e:
+                errors.append(e)
+        if errors:
+            raise errors[0]
+        return rows
+
     def next_row(self, decoded):
         """-> the next pack, as a row of examples. If one of the ranks that share the row cannot
         read a record, all of them have a placeholder for it."""
         examples = next(decoded)
+        pack = self.packs_ahead.popleft()
         failed = isinstance(examples, Exception)
         reasons = examples if failed else [example.unreadable for example in examples]
         # Reasons are rare, so the ranks exchange them only if there is one.
@@ -183,7 +199,6 @@ class Loader:
                     raise kind(str(error))
             reasons = [next(filter(None, each), "") for each in zip(*of_ranks, strict=True)]
         row = []
-        pack = self.packs_ahead.popleft()
         for (item, shard), example, reason in zip(pack, examples, reasons, strict=True):
             # unreadable on another rank of the group
             if reason and not example.unreadable:
@@ -208,7 +223,7 @@ class Ahead(Iterator):
         self.is_fetched = True
         try:
             self.element = next(self.elements, None)
-        except (DataError, RankError) as e:
+        except (DataError, RankError, OSError) as e:
             self.error = e
 
     def __next__(self):

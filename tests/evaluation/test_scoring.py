@@ -210,6 +210,7 @@ def test_points_and_tracks_of_a_clip_are_compared_with_masks_on_its_own_clock(tm
 
 @pytest.mark.parametrize(("damage", "message"), [
     (lambda m: m | {"clip/1": m["clip/1"][:, :2]}, "the masks of clip/1 have shape"),
+    (lambda m: m | {"clip/1": m["clip/1"][..., 0]}, "the masks of clip/1 have shape"),
     (lambda m: m | {"clip/1/times": np.array([2.0, 3.0, 3.5])},
      "clip/1 have no entry for a point at 2.0 s"),
     (lambda m: {name: m[name] for name in m if name != "clip/1/times"},

@@ -277,6 +277,34 @@ def test_ranks_of_a_node_get_packs_of_equal_work_at_the_same_time(micro_batch):
     assert share_packs(packs, 32, 1, micro_batch) == packing.balance_packs(packs, 32)
 
 
+@pytest.mark.parametrize(("world", "cp", "shard"), [(10, 2, 5), (14, 2, 7), (16, 2, 8), (40, 8, 20)])
+def test_every_rank_gets_equally_many_packs_if_a_node_holds_part_of_a_row(files, world, cp, shard):
+    """With 5 ranks in a node and --cp 2, two ranks of a node share one row with another node."""
+    dp = world // cp
+    config = replace(stream.CONFIG, shard=shard, cp=cp)
+    loader = stream.loader_of(files, config, Ranks(world=world, dp=dp, cp=cp))
+    packs = [[packing.Item(k, 100 + k, 1, 0)] for k in range(4 * dp)]
+    shares = share_packs(packs, dp, loader.together, 2)
+    assert sorted(itertools.chain(*shares)) == [*range(4 * dp)]
+    assert {len(share) for share in shares} == {4}
+
+
+def test_after_an_error_the_other_rows_of_its_micro_batch_are_taken(files, monkeypatch):
+    """The DataLoader may need a plan for them, which all ranks exchange."""
+    config = replace(stream.CONFIG, batch=4, micro_batch=4)
+    n_decoded = []
+    decode = Decoder.__getitem__
+
+    def fail_once(self, pack):
+        n_decoded.append(pack)
+        return DataError("planted") if len(n_decoded) == 2 else decode(self, pack)
+
+    monkeypatch.setattr(Decoder, "__getitem__", fail_once)
+    with pytest.raises(RankDataError, match="planted"):
+        stream.taken(stream.loader_of(files, config), 1)
+    assert len(n_decoded) == 4
+
+
 BROKEN = """
 import sys
 import train

@@ -422,7 +422,9 @@ def test_the_checkpoint_with_the_lowest_held_out_loss_stays_and_ends_the_run_whe
     assert "no complete checkpoint of this step; it has checkpoints of the steps [6, 2]" in (
         capsys.readouterr().err)
     assert run(out, *flags, "--finish-at", "2") == 0
-    assert "lowest at step" not in capsys.readouterr().out
+    printed = capsys.readouterr()
+    assert "lowest at step" not in printed.out
+    assert "jumps" not in printed.err
     assert json.loads((out / "result.json").read_text())["steps"] == 2
     format_utils.dcp_to_torch_save(out / "step-2", tmp_path / "step-2.pt")
     saved = torch.load(tmp_path / "step-2.pt", weights_only=False)
@@ -436,3 +438,16 @@ def test_a_save_keeps_itself_where_a_later_checkpoint_was_damaged(tmp_path):
     run = SimpleNamespace(out=tmp_path, config=SimpleNamespace(keep=1), tokenizer=ByteTokenizer())
     checkpoint.complete(run, tmp_path / "step-2.part", {"step": 2})
     assert checkpoint.list_steps(tmp_path) == [4, 2]
+
+
+def test_an_evaluation_that_was_abandoned_does_not_decide_which_checkpoint_stays(records, tmp_path):
+    """The log has a lower loss at step 6, but the checkpoint of step 6 was deleted."""
+    out = tmp_path / "out"
+    flags = [*RECIPE, *records, "--keep", "1", "--save-every", "2"]
+    assert run(out, *flags, "--keep", "3") == 0
+    shutil.rmtree(out / "step-6")
+    with open(out / "log.jsonl", "a", encoding="utf-8") as log:
+        for step, loss in ((2, 1.0), (4, 1.5), (6, 0.9)):
+            log.write(json.dumps({"step": step, "eval": {"nll": {"all": loss}}}) + "\n")
+    assert run(out, *flags, "--resume") == 0
+    assert 2 in checkpoint.list_steps(out)
