@@ -277,7 +277,8 @@ def test_ranks_of_a_node_get_packs_of_equal_work_at_the_same_time(micro_batch):
     assert share_packs(packs, 32, 1, micro_batch) == packing.balance_packs(packs, 32)
 
 
-@pytest.mark.parametrize(("world", "cp", "shard"), [(10, 2, 5), (14, 2, 7), (16, 2, 8), (40, 8, 20)])
+@pytest.mark.parametrize(("world", "cp", "shard"), [
+    (10, 2, 5), (14, 2, 7), (16, 2, 8), (40, 8, 20)])
 def test_every_rank_gets_equally_many_packs_if_a_node_holds_part_of_a_row(files, world, cp, shard):
     """With 5 ranks in a node and --cp 2, two ranks of a node share one row with another node."""
     dp = world // cp
