@@ -15,7 +15,8 @@ from tests.training.runs import SMALL, logged
 from training import checkpoint
 
 pytestmark = pytest.mark.slow
-RUN = [*SMALL, "--deterministic", "--eval_images=1", "--steps", "40", "--save-every", "4"]
+# Steps take about 0.1 s. So the run does not end before a node is killed, even on a busy machine.
+RUN = [*SMALL, "--deterministic", "--eval_images=1", "--steps", "160", "--save-every", "4"]
 
 
 def start_node(out, port):
