@@ -411,9 +411,9 @@ class Crops:
         blank = np.zeros((padded - n, self.n_patch, n_pixel), np.uint8)
         source = self.pool_src
         target = self.pool_dst
-        if not any(map(len, source)):  # no visual token: one empty window, for the same reason
-            source = [np.full((1, 4), -1)]
-            target = [np.zeros(1, np.int64)]
+        if not any(map(len, source)):  # no visual token: empty windows, for the same reasons
+            source = [np.full((least, 4), -1)]
+            target = [np.zeros(least, np.int64)]
         K = max(s.shape[1] for s in source)  # 4 for images, 9 if the batch contains a video
         source = [np.pad(s, ((0, 0), (0, K - s.shape[1])), constant_values=-1) for s in source]
         return {"images": np.concatenate([*self.images, blank]), "pool_src": np.concatenate(source),

@@ -238,7 +238,7 @@ def dispatch_route(group):
     """-> `model.route`: visual tokens of the rank's crops -> visual tokens at its positions."""
     def route(image_features, batch):
         sent, received = batch.dispatch
-        # without its own visual tokens a rank has one empty window, which is not sent
+        # empty windows of a rank are not sent
         tokens = image_features[: sum(sent)]
         return Dispatch.apply(tokens, sent, received, group)
 
@@ -249,8 +249,9 @@ def cut_for_rank(batch, rank, cp, cp_heads=0):
     """The Batch of whole rows, with the crops of one rank -> the part of this rank of the group.
 
     It has the rank's tokens, and the windows of the rank's crops. visible_until and bidir stay
-    whole, since attention has all keys. A rank without crops has one blank crop and one empty
-    window: all ranks must run the same collectives, or the others would wait for ever.
+    whole, since attention has all keys. A rank without crops has one blank crop and two empty
+    windows: all ranks must run the same collectives, or the others would wait for ever. One window
+    would not do, because torch.compile makes a size of 1 a constant.
     """
     if cp == 1:
         return batch
@@ -268,8 +269,8 @@ def cut_for_rank(batch, rank, cp, cp_heads=0):
     crops = np.flatnonzero(batch.cp_rank.numpy() == rank)
     source = batch.pool_src.numpy()[np.concatenate(sent)]
     source = renumber_crops(source, crops, batch.images.shape[1])
-    if not len(source):
-        source = np.full((1, source.shape[1]), -1)
+    n_empty = max(2 - len(source), 0)
+    source = np.pad(source, ((0, n_empty), (0, 0)), constant_values=-1)
     target = destination[np.concatenate(received)]
     n_sent = [len(tokens) for tokens in sent]
     n_received = [len(tokens) for tokens in received]

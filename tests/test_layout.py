@@ -43,11 +43,11 @@ MAX_FUNCTION_LINES = 50              # but for tests; 57: attention.block_mask, 
 # of Python's tokenizer. So comments, docstrings, blank lines and broken lines cost nothing, and a
 # dense line costs as much as a plain one. A change that makes a part smaller lowers its number.
 CEILINGS = {
-    "the seven modules": 17_160,
+    "the seven modules": 17_180,
     "the seven modules, tokens per statement": 12.2,
-    "imported by train.py, without evaluation/ and toy/": 53_800,
+    "imported by train.py, without evaluation/ and toy/": 53_810,
     "the same, in files": 43,
-    "all Python but tests": 150_360,
+    "all Python but tests": 150_370,
     "tools/": 58_410,
     "tools/bench/": 12_600,
     "tools/convert/, tools/prepare/ and tools/benchmarks.py": 25_140,

@@ -1,7 +1,6 @@
 """The released layout against transformers' own Molmo2 (an extra): logits, gradients, greedy
 tokens, and the inputs that its processor makes."""
 
-import argparse
 import copy
 import dataclasses
 import json
@@ -14,7 +13,7 @@ import torch
 import data
 import packing
 import vision
-from evaluation import generate
+from evaluation import answer, generate
 from model import PRESETS, Molmo2, rope_frequencies
 from records.reader import Records
 from tests.weights.hf_models import (
@@ -31,7 +30,6 @@ from tests.weights.hf_models import (
     peer_inputs,
     transformers,
 )
-from tools import generate as command
 from tools.bench.peers import reference_inputs
 from weights import files, released
 
@@ -208,10 +206,10 @@ def test_a_conversation_with_a_system_text_has_one_layout(processor, tokenizer, 
     (tmp_path / "r.jsonl").write_text(json.dumps({"annotations": [qa]}))
     trained = data.encode(Records(tmp_path / "r.jsonl")[0], tokenizer, config, 0, 0).tokens.tolist()
     prompts = []
-    monkeypatch.setattr(command, "generate", lambda _, batch, *rest: [prompts.append(batch[0])])
+    monkeypatch.setattr(answer, "generate", lambda _, batch, *rest: [prompts.append(batch[0]) or []])
     turns = [("One?", "Yes, one."), ("Two?", None)]
-    flags = argparse.Namespace(system="Be brief.", max_new=9, sampling=None)
-    command.answer_ids((None, tokenizer, config), command.Shown([], None, []), turns, flags)
+    loaded = answer.Loaded(None, tokenizer, config)
+    loaded.reply(answer.Shown([], None, []), turns, system="Be brief.")
     asked = prompts[0].tokens.tolist()
     assert trained[: len(asked)] == asked
     assert trained[len(asked) :] == tokenizer.encode("Two.")

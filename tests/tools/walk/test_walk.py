@@ -95,7 +95,7 @@ def test_the_name_of_a_failed_test_is_printed_whole(monkeypatch):
 @pytest.mark.slow
 def test_right_solutions_pass_the_tests_of_the_project(capsys):
     assert command.main(["--check", str(SOLUTIONS)]) == 0
-    assert capsys.readouterr().out.count("right, all of its tests pass") == 6
+    assert capsys.readouterr().out.count("right, all of its tests pass") == 7
 
 
 WRONG = {
