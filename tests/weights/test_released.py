@@ -206,7 +206,8 @@ def test_a_conversation_with_a_system_text_has_one_layout(processor, tokenizer, 
     (tmp_path / "r.jsonl").write_text(json.dumps({"annotations": [qa]}))
     trained = data.encode(Records(tmp_path / "r.jsonl")[0], tokenizer, config, 0, 0).tokens.tolist()
     prompts = []
-    monkeypatch.setattr(answer, "generate", lambda _, batch, *rest: [prompts.append(batch[0]) or []])
+    monkeypatch.setattr(
+        answer, "generate", lambda _, batch, *rest: [prompts.append(batch[0]) or []])
     turns = [("One?", "Yes, one."), ("Two?", None)]
     loaded = answer.Loaded(None, tokenizer, config)
     loaded.reply(answer.Shown([], None, []), turns, system="Be brief.")
