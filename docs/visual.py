@@ -1,7 +1,7 @@
 """Draws how an image and a video become tokens (Figure 2 of the paper), with functions of vision.py
 and text/visual_tokens.py.
 
-The photograph has the geometry of the released models. The weights of the pooling are those of the
+The photograph has the geometry of the released models. The pooling has the weights of the
 trained toy model, for a window of a drawn image.
 """
 

@@ -55,7 +55,7 @@ def score(question, text, masks, reading=None):
     """The text of an answer -> {name: score}. For points and tracks, the dict also contains
     `predicted`, `true` and `hits` (evaluate.py). masks: the true masks of a point or track
     annotation (masks.py), or None. reading: "official" for the rules of official.py, "plain" for
-    those of text_metrics.py, None for official rules in the styles of published sets and plain
+    the rules of text_metrics.py, None for official rules in the styles of published sets and plain
     ones elsewhere."""
     annotation = question.annotation
     plain = reading == "plain"

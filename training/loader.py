@@ -75,7 +75,7 @@ def placeholder(name, n_tokens, n_crops, config, reason):
 def share_packs(packs, n_ranks, n_together, micro_batch):
     """Packs of Items -> for each rank the numbers of its packs, in the order of its micro-batches.
 
-    n_together ranks, those of a node, gather parameters together. So they wait for each other in
+    The n_together ranks of a node gather parameters together. So they wait for each other in
     every micro-batch, and get packs of nearly equal work at the same time. Different nodes wait for
     each other only once per step, and get nearly equal work in the whole step.
     """

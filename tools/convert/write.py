@@ -1,4 +1,4 @@
-"""Checks the records, gives those of published sets their numbers, and writes all files.
+"""Checks the records, numbers the records of published sets, and writes all files.
 
 The rows of one image of a published set can be far apart, among millions of others. They wait in a
 temporary file until all rows are read. The order of the records is the order in which their images

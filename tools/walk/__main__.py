@@ -53,10 +53,10 @@ TESTS = {
     },
     "windows": {
         "tests/test_vision.py::test_pooling_windows_and_tokens_equal_the_official_code":
-            "The windows of an image, and the missing patches at its edges, must equal those of "
-            "the released code.",
+            "The windows of an image, and the missing patches at its edges, must equal the windows "
+            "of the released code.",
         "tests/test_vision.py::test_frames_pool_as_in_the_official_code":
-            "The 3 x 3 windows of a frame must equal those of the released code.",
+            "The 3 x 3 windows of a frame must equal the windows of the released code.",
     },
     "pool": {
         "tests/test_vision.py::test_pooling_equals_a_loop_over_valid_patches":
