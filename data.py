@@ -40,7 +40,6 @@ from records.mixture import rng_for
 from text.prompts import annotations_of, has_points, kinds_and_weights, most_points, turns_of
 from text.tokenizer import Segment, chat
 from text.visual_tokens import images_tokens, video_tokens
-from vision import RELEASED, VisionConfig
 
 
 @dataclass(frozen=True)
@@ -64,7 +63,6 @@ class DataConfig:
     sqrt_branches: bool = False      # divide loss weights by sqrt(branches)
     point_weight: float = 1.0        # loss weight of points, counts and tracks
     video_caption_weight: float = 1.0  # loss weight of captions of videos
-    vision: VisionConfig = RELEASED  # the same as in the ModelConfig
 
     def most_crops(self):
         """The most crops of an image in this training, or in the training of the --init weights."""
@@ -243,14 +241,14 @@ def layout(prefix, is_visual, branches, config, max_tokens=math.inf):
 # record -> Example
 
 
-def build(record, info, tokenizer, config, seed, epoch):
-    """-> an Example without its pixels, and the config for its crops. This config allows more crops
-    for a share of the images with points (paper: 3.2; docs/molmo2.md 2.4)."""
-    example = build_tree(record, info, tokenizer, config, seed, epoch)
+def build(record, info, tokenizer, config, vision_config, seed, epoch):
+    """-> an Example without its pixels, and the largest number of crops that its image may have. It
+    is larger for a share of the images with points (paper: 3.2; docs/molmo2.md 2.4)."""
+    example = build_tree(record, info, tokenizer, config, vision_config, seed, epoch)
     # a conversation that does not fit is skipped as a whole; as a tree, some of its turns may fit
     if config.multi_turn_share and example.dropped_branches:
         config = replace(config, multi_turn_share=0)
-        example = build_tree(record, info, tokenizer, config, seed, epoch)
+        example = build_tree(record, info, tokenizer, config, vision_config, seed, epoch)
     # "crops" gives this draw random numbers of its own, so that it does not change any prompt
     rng = rng_for(seed, record["key"], epoch, "crops")
     is_drawn = rng.random() < config.high_res_share
@@ -258,22 +256,23 @@ def build(record, info, tokenizer, config, seed, epoch):
     if is_drawn and n_images == 1 and has_points(record):
         max_crops = max(config.high_res_crops, config.max_crops)
         larger = replace(config, max_crops=max_crops)
-        candidate = build_tree(record, info, tokenizer, larger, seed, epoch)
+        candidate = build_tree(record, info, tokenizer, larger, vision_config, seed, epoch)
         # more crops need more tokens; they are used only if no annotation is skipped for them
         if candidate.dropped_branches == example.dropped_branches:
-            return candidate, larger
-    return example, config
+            return candidate, max_crops
+    return example, config.max_crops
 
 
 @encodable()  # Unreadable if the tokenizer cannot encode a text (records/errors.py)
-def build_tree(record, info, tokenizer, config, seed, epoch):
+def build_tree(record, info, tokenizer, config, vision_config, seed, epoch):
     """-> an Example without its pixels."""
     rng = rng_for(seed, record["key"], epoch)
     of_video = info.times is not None
     if of_video:
-        ids, is_visual = video_tokens(info.times, info.subtitles, tokenizer, config)
+        ids, is_visual = video_tokens(
+            info.times, info.subtitles, tokenizer, config, vision_config)
     else:
-        ids, is_visual = images_tokens(info.sizes, tokenizer, config)
+        ids, is_visual = images_tokens(info.sizes, tokenizer, config.max_crops, vision_config)
     annotations = annotations_of(record, config, rng)
     branches = []
     n_over_max_points = 0
@@ -318,31 +317,31 @@ def segments_of(a, record, info, tokenizer, config, rng):
     return segments
 
 
-def size(record, tokenizer, config, seed, epoch):
+def size(record, tokenizer, config, vision_config, seed, epoch):
     """(tokens, crops) of an example, from text and the headers of its media. It does not decode
     them: a video of 384 frames takes 13 s to decode (RESULTS.md). Raises Unreadable."""
     info = visual.read_headers(record, config)
-    example, config = build(record, info, tokenizer, config, seed, epoch)
-    return size_of(example, info, config)
+    example, max_crops = build(record, info, tokenizer, config, vision_config, seed, epoch)
+    return size_of(example, info, max_crops, vision_config)
 
 
-def size_of(example, info, config):
+def size_of(example, info, max_crops, vision_config):
     """(tokens, crops), or (0, 0) if nothing with loss fits a row."""
     if not example.weights.any():
         return 0, 0
-    n_crops = sum(visual.crops_per_image(info, config))
+    n_crops = sum(visual.crops_per_image(info, max_crops, vision_config))
     return len(example.tokens), n_crops
 
 
-def encode(record, tokenizer, config, seed, epoch, shard=None):
+def encode(record, tokenizer, config, vision_config, seed, epoch, shard=None):
     """A record -> Example. With a parallel.CropShard it has only the crops of one rank. Raises
     Unreadable."""
     info = visual.read_headers(record, config)
-    example, config = build(record, info, tokenizer, config, seed, epoch)
+    example, max_crops = build(record, info, tokenizer, config, vision_config, seed, epoch)
     if not info.sizes:
         return example
-    place_visual_tokens(example, info, tokenizer, config)
-    n_crops = visual.crops_per_image(info, config)
+    place_visual_tokens(example, info, tokenizer, max_crops, vision_config)
+    n_crops = np.bincount(example.image_id)
     mine = np.arange(len(n_crops))  # numbers of the images or frames that are decoded
     if shard:
         # every rank has all tokens of the example, but decodes its own images only
@@ -353,14 +352,14 @@ def encode(record, tokenizer, config, seed, epoch, shard=None):
     if info.times is not None:
         times = [info.times[k] for k in mine]
         frames = source.frames(record, times)
-        example.images = visual.frame_crops(frames, len(mine), config)
+        example.images = visual.frame_crops(frames, len(mine), vision_config)
     else:
         images = source.images(record, mine)
         # as large as in the header, or the number of planned tokens would be wrong
         sizes = list(map(size_in_pixels, images))
         if sizes != [info.sizes[k] for k in mine]:
             raise Unreadable("size differs", "an image is not as large as its header says")
-        example.images = visual.image_crops(images, config)
+        example.images = visual.image_crops(images, max_crops, vision_config)
     return example
 
 
@@ -369,14 +368,14 @@ def size_in_pixels(image):
     return image.shape[1], image.shape[0]
 
 
-def place_visual_tokens(example, info, tokenizer, config):
+def place_visual_tokens(example, info, tokenizer, max_crops, vision_config):
     """Adds which patches the visual tokens of an Example pool, and the positions of these tokens.
 
     Windows and <im_patch> tokens are in the same order, so pool_src[m] belongs to pool_dst[m].
     """
-    n_crops = visual.crops_per_image(info, config)
+    n_crops = visual.crops_per_image(info, max_crops, vision_config)
     example.image_id = np.repeat(np.arange(len(n_crops), dtype=np.int32), n_crops)
-    example.pool_src = visual.pool_windows(info, config)
+    example.pool_src = visual.pool_windows(info, max_crops, vision_config)
     example.pool_dst = np.flatnonzero(example.tokens == tokenizer.special["im_patch"])
 
 
@@ -391,25 +390,26 @@ def text_example(tokens, weight, **fields):
 
 
 @encodable()
-def encode_prompt(images, turns, tokenizer, config, clip=None):
+def encode_prompt(images, turns, tokenizer, config, vision_config, clip=None):
     """A prompt for generation -> Example. images: [(H,W,3) uint8, ..], may be empty; clip: a
     VideoClip instead of images; turns: [(question, answer), .., (question, None)]."""
     assert not (images and clip), "a prompt contains images or a video, not both"
     sizes = list(map(size_in_pixels, images))
     info = visual.MediaInfo(sizes, clip.times if clip else None)
     if clip:
-        ids, is_visual = video_tokens(clip.times, clip.subtitles, tokenizer, config)
+        ids, is_visual = video_tokens(
+            clip.times, clip.subtitles, tokenizer, config, vision_config)
     else:
-        ids, is_visual = images_tokens(info.sizes, tokenizer, config)
+        ids, is_visual = images_tokens(sizes, tokenizer, config.max_crops, vision_config)
     # layout drops the last id of a branch from the inputs: the 0 keeps the whole prompt
     segments = [*chat(turns, tokenizer), Segment([0], 0)]
     prefix = [tokenizer.bos, *ids]
     is_visual = [False, *is_visual]
     example = layout(prefix, is_visual, [Branch(segments)], config)
     if clip:
-        example.images = visual.frame_crops(clip.frames, len(clip.times), config)
+        example.images = visual.frame_crops(clip.frames, len(clip.times), vision_config)
     elif images:
-        example.images = visual.image_crops(images, config)
+        example.images = visual.image_crops(images, config.max_crops, vision_config)
     if clip or images:
-        place_visual_tokens(example, info, tokenizer, config)
+        place_visual_tokens(example, info, tokenizer, config.max_crops, vision_config)
     return example

@@ -268,7 +268,7 @@ def batch_of(run, rows):
     need.
     """
     config = run.config
-    batch = packing.collate(rows, config.data.max_tokens, config.data.vision, config.crop_bucket)
+    batch = packing.collate(rows, config.data.max_tokens, config.model.vision, config.crop_bucket)
     return parallel.cut_for_rank(batch, run.ranks.cp_rank, config.cp, config.cp_heads)
 
 

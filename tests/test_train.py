@@ -122,7 +122,7 @@ def test_the_loss_is_a_weighted_mean_over_the_whole_step(tmp_path):
     model, config, rows_of_steps = opened(*SMALL, *flags)
     rows = next(rows_of_steps)
     weight = sum(float(x.weights.sum()) for row in rows for x in row)
-    batch = packing.collate(rows, config.data.max_tokens, config.data.vision)
+    batch = packing.collate(rows, config.data.max_tokens, config.model.vision)
     with torch.no_grad():
         weighted = nll_of(model, batch)[0] * batch.weights.flatten()
     expected = float(weighted.sum() / weight)
@@ -173,7 +173,7 @@ def test_three_steps_equal_three_written_by_hand(tmp_path):
     lines = steps_of(run(tmp_path / "a", *flags, "--micro-batch", "2"))
     assert len(lines) == 3
     for line, rows in zip(lines, rows_of_steps, strict=True):
-        batch = packing.collate(rows, config.data.max_tokens, config.data.vision)
+        batch = packing.collate(rows, config.data.max_tokens, config.model.vision)
         rates, norms = step_by_hand(model, optimizer, batch, config, line["step"])
         assert line["lr"] == rates
         assert len(set(rates.values())) == 3

@@ -202,7 +202,8 @@ def main(argv=None):
 
     def open_one(path):
         if args.video:
-            return open_video(path, args.prompt, config, args.start, args.end, args.subtitles)
+            return open_video(path, args.prompt, config, loaded.model.config.vision,
+                              args.start, args.end, args.subtitles)
         return open_images([path], config)
 
     if args.prompt:

@@ -80,10 +80,6 @@ class Config:
     data: DataConfig = DataConfig()
     model: models.ModelConfig = models.PRESETS["4b"]
 
-    def __post_init__(self):
-        # data needs the geometry of crops that the model expects, so it gets the same object
-        object.__setattr__(self, "data", replace(self.data, vision=self.model.vision))
-
 
 CHOICES = {
     "cp_exchange": ("heads", "gather"),
@@ -119,13 +115,13 @@ RANGES = {
 
 
 def field_values(config, prefix=""):
-    """-> {dotted name: value} of every field except data.vision, which equals model.vision."""
+    """-> {dotted name: value} of every field."""
     values = {}
     for name, value in vars(config).items():
-        if not dataclasses.is_dataclass(value):
-            values[prefix + name] = value
-        elif name != "vision" or prefix != "data.":
+        if dataclasses.is_dataclass(value):
             values |= field_values(value, f"{prefix}{name}.")
+        else:
+            values[prefix + name] = value
     return values
 
 

@@ -50,8 +50,8 @@ class Decoder:
         planned = item.tokens, item.crops
         if not reason:
             try:
-                example = data.encode(
-                    record, self.tokenizer, config.data, config.seed, epoch, shard)
+                example = data.encode(record, self.tokenizer, config.data, config.model.vision,
+                                      config.seed, epoch, shard)
                 n_crops = 0 if example.image_id is None else len(example.image_id)
                 size = len(example.tokens), n_crops
                 if size == planned:
@@ -59,15 +59,16 @@ class Decoder:
                 reason = f"size differs: {size} tokens and crops, {planned} planned"
             except Unreadable as e:
                 reason = str(e)
-        example = placeholder(record["id"], *planned, config.data, reason)
+        example = placeholder(record["id"], *planned, config.model.vision, reason)
         return parallel.select_crops(example, shard)
 
 
-def placeholder(name, n_tokens, n_crops, config, reason):
+def placeholder(name, n_tokens, n_crops, vision_config, reason):
     """-> a data.Example without loss, of the planned size, for a record that cannot be decoded."""
     example = data.text_example(np.zeros(n_tokens, np.int64), 0, id=name, unreadable=reason)
     if n_crops:
-        example.images = np.zeros((n_crops, config.vision.n_patch, config.vision.n_pixel), np.uint8)
+        shape = n_crops, vision_config.n_patch, vision_config.n_pixel
+        example.images = np.zeros(shape, np.uint8)
         example.image_id = np.arange(n_crops, dtype=np.int32)
     return example
 

@@ -243,7 +243,7 @@ def dry_run_largest_batch(run, groups, make_batch, forward_backward):
     shard = None
     if config.cp > 1:
         shard = parallel.CropShard(run.ranks.cp_rank, config.cp, 0, config.pack_crops)
-    example = largest_example(config.data, config.pack_crops, config.model.n_vocab, shard)
+    example = largest_example(config, shard)
     for _ in range(2):  # the second one runs while the gradients of the first one exist
         forward_backward(make_batch(run, [[example]] * config.micro_batch).to(run.device))
     del adam
@@ -254,17 +254,18 @@ def dry_run_largest_batch(run, groups, make_batch, forward_backward):
         warn(f"dry run: the largest batch needs {peak:.1f} GiB of a GPU")
 
 
-def largest_example(config, n_crops, n_vocab, shard=None):
-    """-> a data.Example that fills a row. Every token has loss. It has n_crops crops, and as many
-    visual tokens as these can have: 2 x 2 patches each, in windows that are padded to 9."""
-    example = data.text_example(np.arange(config.max_tokens) % n_vocab, 1, id="largest")
-    n_patch = config.vision.n_patch
-    grid = np.arange(n_patch).reshape(config.vision.grid, config.vision.grid)
-    view = vision.windows(grid, 2)
-    source = np.concatenate([np.where(view < 0, -1, view + k * n_patch) for k in range(n_crops)])
-    source = source[: config.max_tokens - 1]
-    example.images = np.zeros((n_crops, n_patch, config.vision.n_pixel), np.uint8)
-    example.image_id = np.arange(n_crops, dtype=np.int32) // (1 + config.most_crops())
+def largest_example(config, shard=None):
+    """-> a data.Example that fills a row. Every token has loss. It has config.pack_crops crops, and
+    as many visual tokens as these can have: 2 x 2 patches each, in windows that are padded to 9."""
+    T = config.data.max_tokens
+    n_crops = config.pack_crops
+    v = config.model.vision
+    example = data.text_example(np.arange(T) % config.model.n_vocab, 1, id="largest")
+    view = vision.windows(np.arange(v.n_patch).reshape(v.grid, v.grid), 2)
+    source = np.concatenate([np.where(view < 0, -1, view + k * v.n_patch) for k in range(n_crops)])
+    source = source[: T - 1]
+    example.images = np.zeros((n_crops, v.n_patch, v.n_pixel), np.uint8)
+    example.image_id = np.arange(n_crops, dtype=np.int32) // (1 + config.data.most_crops())
     example.pool_src = np.pad(source, ((0, 0), (0, 5)), constant_values=-1)
     example.pool_dst = np.arange(1, 1 + len(source))
     return parallel.select_crops(example, shard)

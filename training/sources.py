@@ -194,6 +194,7 @@ def fingerprint(sources, rates, tokenizer, config):
         files = b"".join(path.read_bytes() for path in sorted(Path(folder).iterdir()))
     found = {f"data.{key}": value for key, value in dataclasses.asdict(config.data).items()
              if key != "trained_crops"}  # only evaluation uses it
+    found["data.vision"] = dataclasses.asdict(config.model.vision)  # the sizes of crops
     found |= {name: getattr(config, name) for name in ("seed", "pool_size", "pack_crops")}
     found["tokenizer"] = hashlib.sha256(files).hexdigest()
     found["data"] = [[source.name, rate, source.fingerprint]

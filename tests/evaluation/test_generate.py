@@ -26,7 +26,7 @@ def toy_prompt(question, i=0, image=True):
     """A question about image i of the toy world, or about nothing."""
     images = world.World("test")
     shown = images.images(images[i]) if image else []
-    return data.encode_prompt(shown, [(question, None)], TOKENIZER, DATA)
+    return data.encode_prompt(shown, [(question, None)], TOKENIZER, DATA, VISION)
 
 
 @pytest.fixture(scope="module")

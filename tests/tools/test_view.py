@@ -104,7 +104,7 @@ def test_figures_are_the_crops():
     assert len(figures) == len(crops)
     for figure, crop in zip(figures, crops, strict=True):
         pixels = read_image(figure)
-        assert np.array_equal(vision.patchify(pixels[None], row.config.data.vision)[0], crop)
+        assert np.array_equal(vision.patchify(pixels[None], row.config.model.vision)[0], crop)
 
 
 def test_frames_show_the_points_of_their_time(tmp_path):

@@ -29,7 +29,7 @@ from tools.prepare import frames
 from tools.prepare.__main__ import main
 
 MEDIA = Path(__file__).parents[3] / "tests" / "media"
-CONFIG = data.DataConfig(max_tokens=4096, vision=VISION)
+CONFIG = data.DataConfig(max_tokens=4096)
 POINTS = [{"t": 2.5, "id": 1, "x": 256, "y": 72}, {"t": 4.0, "id": 1, "x": 640, "y": 432}]
 CLIP = {
     "id": "clip", "video": {"path": "bigbuckbunny.mp4", "start": 2.0, "end": 5.0},
@@ -71,7 +71,7 @@ def encoded(source, config):
     for i in range(len(source)):
         with suppress(Unreadable):
             record = source[i]
-            found[record["id"]] = data.encode(record, TOKENIZER, config, 0, 0)
+            found[record["id"]] = data.encode(record, TOKENIZER, config, VISION, 0, 0)
     return found
 
 
