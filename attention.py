@@ -81,18 +81,6 @@ def allow(visible_until, bidir, queries=slice(None), keys=slice(None)):
     return rule(q, k, visible_until[:, None, keys], bidir[:, queries, None], bidir[:, None, keys])
 
 
-def allowed_pairs(visible_until, bidir):
-    """How many query-key pairs the rule allows in one row, without a T x T mask: (T,) -> int. It is
-    for the log and for counts of FLOPs.
-
-    The queries k .. visible_until[k]-1 may attend to key k. In a group of n tokens that attend in
-    both directions, n(n-1)/2 pairs have a key after the query; the causal part has all others.
-    """
-    causal = visible_until - torch.arange(len(visible_until), device=visible_until.device)
-    n = bidir[bidir != 0].unique(return_counts=True)[1]
-    return int(causal.sum() + (n * (n - 1) // 2).sum())
-
-
 def packed_mask(visible_until, bidir, queries=None):
     """The mask of packed rows in the fastest form. queries: (t,) int64, positions of the queries if
     this rank has only some of them (parallel.gathered)."""

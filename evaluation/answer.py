@@ -15,10 +15,11 @@ import torch
 
 import data
 from evaluation.generate import GREEDY, evaluation_config, generate
+from evaluation.prompts import VideoClip, encode_prompt, resized
 from records import media
 from records.errors import UserError, warn
 from records.subtitles import read_subtitles
-from records.visual import VideoClip, clip_times, resized, tracking_times
+from records.visual import clip_times, tracking_times
 from text.points import parse_points
 from text.prompts import SYSTEM
 from text.styles import TASK_OF_STYLE, TRACK_TASKS
@@ -70,8 +71,8 @@ class Loaded(NamedTuple):
             style = STYLED.match(question) if self.config.prefix_all else None
             start = style[0] if style else ""
             turns = [(start + SYSTEM.format(system) + question[len(start):], answer), *turns[1:]]
-        prompt = data.encode_prompt(shown.images, turns, self.tokenizer, self.config,
-                                    self.model.config.vision, shown.clip)
+        prompt = encode_prompt(shown.images, turns, self.tokenizer, self.config,
+                               self.model.config.vision, shown.clip)
         (ids,) = generate(self.model, [prompt], self.tokenizer.stops, max_new, sampling, on_token)
         text = self.tokenizer.decode(ids)
         is_cut = len(ids) >= max_new

@@ -28,9 +28,10 @@ import data
 import packing
 from evaluation.generate import GREEDY, generate
 from evaluation.masks import find_misfit
+from evaluation.prompts import VideoClip, encode_prompt, resized
 from evaluation.scoring import Question, annotation_of, score
 from records.errors import skipping
-from records.visual import VideoClip, read_headers, resized
+from records.visual import read_headers
 from text.prompts import kinds_and_weights, turns_of
 from text.styles import medium
 from text.tokenizer import ByteTokenizer
@@ -147,7 +148,7 @@ def prompt_batches(questions, tokenizer, config, vision_config, skipped):
             if where not in decoded:
                 decoded[where] = decode_media(question, vision_config)
             images, clip = decoded[where]
-            prompt = data.encode_prompt(
+            prompt = encode_prompt(
                 images, question.turns, tokenizer, config, vision_config, clip)
             prompt.id = f"{question.record['id']}/{question.index}/{question.turn}"
         if where in skipped:

@@ -4,7 +4,6 @@ in    a record (docs/records.md) with its reader, a data.DataConfig, the VisionC
 out   MediaInfo, from headers alone: sizes, frame times, subtitles; then crops (n,P,F) uint8
 """
 
-from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,13 +22,6 @@ class MediaInfo:
     sizes: list = field(default_factory=list)  # (width, height) of images, or of the video
     times: list = None  # of the frames of a video, in seconds from the start of the clip
     subtitles: object = None  # [(start, end, text), ..] in the same seconds, or one text
-
-
-@dataclass
-class VideoClip:
-    times: list  # as in MediaInfo
-    frames: object  # yields (H,W,3) uint8 for each time
-    subtitles: object = None
 
 
 def clip_times(duration, config, start, end):
@@ -133,12 +125,6 @@ def image_crops(images, max_crops, vision_config):
     none = np.zeros((0, vision_config.n_patch, vision_config.n_pixel), np.uint8)
     each = [vision.crops(image, max_crops, vision_config)[0] for image in images]
     return np.concatenate([none, *each])
-
-
-def resized(frames, size):
-    """Frames (H,W,3), one at a time -> [(size,size,3), ..]. 384 frames of 11 MB would need 4 GB."""
-    with closing(frames):  # stops ffmpeg after an error, even if the traceback is kept
-        return [vision.resize(frame, size, size) for frame in frames]
 
 
 def frame_crops(frames, n, vision_config):

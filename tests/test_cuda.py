@@ -16,10 +16,10 @@ import pytest
 import torch
 
 import attention
-import data
 import packing
 import parallel
 from evaluation.generate import generate
+from evaluation.prompts import encode_prompt
 from tests.evaluation.test_generate import continued
 from tests.test_train import ROOT, opened
 from tests.training.runs import SMALL, back_to, logged, run
@@ -147,8 +147,8 @@ def test_decoding_gives_the_logits_of_a_full_pass(monkeypatch):
     model, tokenizer, config = open_model_folder("toy", DEVICE, torch.float32)
     source = world.World("test")
     questions = ["long_caption:", "pointing: any shape"]
-    prompts = [data.encode_prompt(source.images(source[k]), [(question, None)], tokenizer, config,
-                                  model.config.vision)
+    prompts = [encode_prompt(source.images(source[k]), [(question, None)], tokenizer, config,
+                             model.config.vision)
                for k, question in enumerate(questions)]
     steps, lm_head = [], model.lm_head
     with monkeypatch.context() as patch:

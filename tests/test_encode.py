@@ -14,11 +14,12 @@ import data
 import parallel
 import vision
 from evaluation.evaluate import questions_of
+from evaluation.prompts import VideoClip, encode_prompt
 from model import PRESETS
 from records import media
 from records.errors import Unreadable
 from records.reader import Records
-from records.visual import VideoClip, clip_times, read_headers
+from records.visual import clip_times, read_headers
 from tests.records.samples import CAPTION, POINT, QA, VIDEO_POINT, image, video, write
 from tests.records.visual_records import (
     CONFIG,
@@ -272,10 +273,11 @@ def test_the_reason_of_a_lost_record_does_not_repeat_its_place(tmp_path, monkeyp
     Image.new("RGB", (64, 48)).save(tmp_path / "a.png")
     (record,) = Records(write(tmp_path / "r.jsonl", image(CAPTION)))
     # the number of crops is the same, but the size is not
-    monkeypatch.setattr(media, "read_image", lambda path: np.zeros((64, 48, 3), np.uint8))
+    monkeypatch.setattr(vision, "to_array", lambda image: np.zeros((64, 48, 3), np.uint8))
     with pytest.raises(Unreadable) as error:
         data.encode(record, TOKENIZER, CONFIG, VISION, 0, 0)
-    assert str(error.value) == "size differs: an image is not as large as its header says"
+    path = tmp_path / "a.png"
+    assert str(error.value) == f"size differs: {path} is not as large as its header says"
 
 
 @pytest.mark.parametrize("crops", [10, 400])
@@ -330,7 +332,7 @@ def test_a_prompt_shows_a_video_as_training_does(folder):
     times, _ = clip_times(video.duration, CONFIG, 1.0, 4.0)
     frames = media.frames(video, [1.0 + t for t in times])
     clip = VideoClip(times, frames, shift_subtitles([(2.0, 2.5, "hm")], 1.0))
-    prompt = data.encode_prompt([], [("?", None)], BYTES, CONFIG, VISION, clip)
+    prompt = encode_prompt([], [("?", None)], BYTES, CONFIG, VISION, clip)
     check_prompt(prompt, example)
     assert example.pool_src.shape[1] == 9
     assert len(example.images) == len(clip.times) == 7
@@ -341,7 +343,7 @@ def test_a_prompt_shows_images_as_training_does(folder):
     names = ["1.png", "0.png"]
     example = encoded(folder, {"images": names, "annotations": [QA]})
     images = [media.read_image(folder / name) for name in names]
-    prompt = data.encode_prompt(images, [("?", None)], BYTES, CONFIG, VISION)
+    prompt = encode_prompt(images, [("?", None)], BYTES, CONFIG, VISION)
     check_prompt(prompt, example)
     assert example.pool_src.shape[1] == 4
     crops = [vision.crops(pixels, CONFIG.max_crops, VISION)[0] for pixels in images]

@@ -16,9 +16,9 @@ from tqdm import tqdm
 from evaluation.answer import Shown, asks_for_tracks, open_images, open_video, style_hint
 from evaluation.generate import evaluation_config
 from evaluation.pictures import MARK, draw_answer
+from evaluation.prompts import VideoClip
 from records.errors import Unreadable, UserError, lock, plural, warn
 from records.media import MAX_FRAMES
-from records.visual import VideoClip
 from tools import command, model_flags
 from toy import world
 

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -219,18 +218,6 @@ def fill_weights(run, model, optimizer):
             raise UserError(f"--init {run.start.weights}: {e}") from None
     if run.resume_from.folder:
         checkpoint.restore(run.resume_from, model, optimizer)
-
-
-@contextmanager
-def whole_model(run, model, dtype=None):
-    """Gives each rank a whole copy of the model, to generate answers."""
-    model.eval()
-    whole = files.gather_on_each(model, run.ranks, run.device, dtype or run.dtype)
-    # a model with adapters needs autocast as in training; a merged copy is in run.dtype already
-    is_mixed = run.dtype != torch.float32 and lora.has_adapters(whole)
-    with torch.autocast(run.device.type, run.dtype, enabled=is_mixed):
-        yield whole
-    model.train()
 
 
 def dry_run_largest_batch(run, groups, make_batch, forward_backward):

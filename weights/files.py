@@ -277,14 +277,6 @@ def read_data_config(folder):
         return config_from_dict(json.loads(settings.read_bytes()), DataConfig())
 
 
-def gather_on_each(model, ranks, device, dtype):
-    """-> the model that this rank evaluates. This is a copy on its device in `dtype`. A single
-    process in float32 or with adapters evaluates the model itself."""
-    if not ranks.mesh and (dtype == torch.float32 or lora.has_adapters(model)):
-        return model
-    return whole_copy(model, device, dtype)
-
-
 def whole_copy(model, device, dtype, keep=True):
     """A copy without shards and adapters. Tensors that need no conversion are shared. Ranks with
     keep=False get None. The copy is gathered once, because gathering layer by layer, as in

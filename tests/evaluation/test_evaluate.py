@@ -12,8 +12,9 @@ import data
 import packing
 from evaluation import evaluate as evaluation
 from evaluation.generate import generate
+from evaluation.prompts import VideoClip, encode_prompt
 from records.reader import Records
-from records.visual import VideoClip, read_headers
+from records.visual import read_headers
 from tests.evaluation.answers import all_records, evaluate_answers, true_answer
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, VISION, random_model
 from text.prompts import turns_of
@@ -23,13 +24,12 @@ def test_a_later_turn_is_asked_after_the_true_answers_to_earlier_ones(monkeypatc
     (record,) = [r for r in Records(MEDIA / "records.jsonl") if r["id"] == "astronaut"]
     record["annotations"] = record["annotations"][2:]
     asked = {}
-    encode_prompt = data.encode_prompt
 
     def noted(images, turns, *rest):
         asked[len(turns)] = turns
         return encode_prompt(images, turns, *rest)
 
-    monkeypatch.setattr(data, "encode_prompt", noted)
+    monkeypatch.setattr(evaluation, "encode_prompt", noted)
     answers = ("no idea", "A flag.")
     metrics, (first, second) = evaluate_answers([record], lambda q: answers[q.turn])
     assert asked[2][0][1] == "A model of a space shuttle with its boosters."
@@ -81,7 +81,7 @@ def test_questions_asked_together_are_answered_as_alone_from_one_decoding(monkey
     for p in predictions:
         annotation = record["annotations"][p["annotation"]]
         turns = turns_of(annotation, record, info.sizes, DATA, None, info.times)
-        prompt = data.encode_prompt([], [(turns[0][0], None)], TOKENIZER, DATA, VISION, clip)
+        prompt = encode_prompt([], [(turns[0][0], None)], TOKENIZER, DATA, VISION, clip)
         (ids,) = generate(small_model, [prompt], TOKENIZER.stops, 8)
         assert p["text"] == TOKENIZER.decode(ids), p["prompt"]
         assert ("cut" in p) == (len(ids) == 8)

@@ -14,6 +14,7 @@ import torch
 import data
 import train
 import vision
+from evaluation.prompts import encode_prompt
 from model import TOY_VISION
 from text.tokenizer import ByteTokenizer
 from tools import ablate
@@ -66,7 +67,7 @@ def test_without_bidirectional_attention_everything_else_stays(remove):
         assert np.array_equal(getattr(before, name), getattr(after, name)), name
     image = np.zeros((100, 100, 3), np.uint8)
     turns = [("count: any shape", None)]
-    prompt = data.encode_prompt([image], turns, TOKENIZER, CONFIG, TOY_VISION)
+    prompt = encode_prompt([image], turns, TOKENIZER, CONFIG, TOY_VISION)
     assert not prompt.bidir.any()                            # also in evaluation
 
 

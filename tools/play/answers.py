@@ -12,11 +12,11 @@ from tempfile import TemporaryDirectory
 import torch
 from PIL import Image
 
-import data
 import vision
 from evaluation.answer import Shown, open_images, open_video, style_hint
 from evaluation.generate import generate
 from evaluation.metrics import count_from_text, hit_in_mask, hit_nearby, score_images
+from evaluation.prompts import encode_prompt
 from records.errors import Unreadable, UserError
 from text.points import parse_points
 from tools.generate import open_toy_scene
@@ -38,8 +38,8 @@ def reply_to(request, loaded, sampling):
     model, tokenizer, config = loaded
     check_prompts(request.get("prompts", ()))
     shown, scene, true = open_request(request, config, model.config.vision)
-    prompts = [data.encode_prompt(shown.images, [(text, None)], tokenizer, config,
-                                  model.config.vision, shown.clip)
+    prompts = [encode_prompt(shown.images, [(text, None)], tokenizer, config,
+                             model.config.vision, shown.clip)
                for text in request["prompts"]]
     for prompt in prompts:
         prompt.images = prompts[0].images  # the same array is encoded only once

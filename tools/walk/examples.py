@@ -59,7 +59,7 @@ def make_tokenizer():
 
 
 class Drawn:
-    """A data.RecordReader that draws the images and frames of the records."""
+    """A reader of records (see data.py) that draws the images and frames of the records."""
     name = "walk"
 
     def image_sizes(self, record):

@@ -29,6 +29,7 @@ import data
 import packing
 from evaluation.answer import style_hint
 from evaluation.generate import Sampling, generate
+from evaluation.prompts import encode_prompt
 from records.errors import UserError
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, VISION, random_model
 from tests.test_layout import ROOT
@@ -306,7 +307,7 @@ def test_shares_are_those_of_the_visual_tokens_of_the_prompt(monkeypatch):
     monkeypatch.setattr(answers, "generate", lambda *_, **__: [[1]])
     monkeypatch.setattr(AttentionRecorder, "shares", lambda *_: places)
     reply = answers.reply_to({"prompts": ["x"], "scene": SCENE}, (None, TOKENIZER, DATA), None)
-    prompt = data.encode_prompt([render(SCENE)], [("x", None)], TOKENIZER, DATA, VISION)
+    prompt = encode_prompt([render(SCENE)], [("x", None)], TOKENIZER, DATA, VISION)
     assert reply["answers"][0]["shares"] == [[prompt.pool_dst.tolist()]] * 3
 
 
@@ -367,7 +368,7 @@ def whole_pass(model, prompt, ids, monkeypatch):
 def test_recorded_attention_equals_that_of_a_whole_pass(monkeypatch, device):
     """The prompts have different lengths, so their rows have padding."""
     model = random_model().to(device)
-    prompts = [data.encode_prompt([render(SCENE)], [(text, None)], TOKENIZER, DATA, VISION)
+    prompts = [encode_prompt([render(SCENE)], [(text, None)], TOKENIZER, DATA, VISION)
                for text in ("long_caption:", "a much longer question about the picture?")]
     recorder = AttentionRecorder()
     found = generate(model, prompts, {-1}, 5, recorder=recorder)

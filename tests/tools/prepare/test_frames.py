@@ -19,9 +19,10 @@ from PIL import Image
 import data
 import vision
 from evaluation import pictures
+from evaluation.prompts import resized
 from records.errors import Unreadable
 from records.reader import Records
-from records.visual import read_headers, resized
+from records.visual import read_headers
 from tests.test_parallel import TOKENIZER, VISION
 from tests.training.processes import ROOT, all_end, runs_until, workers_of
 from tools import check
