@@ -109,7 +109,8 @@ def attend(q, k, v, mask):
     if isinstance(mask, OrderedBlocks):
         q = Reorder.apply(q, *mask.queries)
         k, v = (Reorder.apply(x, *mask.keys) for x in (k, v))
-        return Reorder.apply(attend(q, k, v, mask.blocks), *reversed(mask.queries))
+        out = attend(q, k, v, mask.blocks)
+        return Reorder.apply(out, *reversed(mask.queries))  # back to the order of the row
     # No fused CUDA kernel takes a mask and grouped heads. Without fusion SDPA would
     # store all scores (B,H,T,S), so repeat the kv heads, which are much smaller.
     if torch.is_tensor(mask) and q.is_cuda and q.shape[2] > k.shape[2]:
@@ -210,16 +211,21 @@ def list_blocks(q, bidir_q, k, visible_until_k, bidir_k, lengths, size):
     This is exact because data.layout keeps the tokens of an example, and of a branch, together, and
     bidir numbers rise along the row. The last block is never whole if the row ends inside it.
     """
-    query, group_q = (x.unflatten(1, (-1, 1, size)) for x in (q, bidir_q))  # (B,m,1,size)
-    key, until, group_k = (
-        x.unflatten(1, (1, -1, size)) for x in (k, visible_until_k, bidir_k))  # (B,1,n,size)
-    first, last = query.amin(3), query.amax(3)  # (B,m,1), against (B,1,n) for keys
-    low_q, high_q, shared_q = bidir_range(group_q)
-    low_k, high_k, shared_k = bidir_range(group_k)
+    of_queries = -1, 1, size
+    of_keys = 1, -1, size
+    query = q.unflatten(1, of_queries)  # (B,m,1,size)
+    key = k.unflatten(1, of_keys)  # (B,1,n,size)
+    until = visible_until_k.unflatten(1, of_keys)
+    low_q, high_q, shared_q = bidir_range(bidir_q.unflatten(1, of_queries))  # (B,m,1) each
+    low_k, high_k, shared_k = bidir_range(bidir_k.unflatten(1, of_keys))  # (B,1,n) each
+    first = query.amin(3)
+    last = query.amax(3)
     overlap = (low_q <= high_k) & (low_k <= high_q)
-    needed = (last >= key.amin(3)) & (first < until.amax(3)) | overlap
+    some_causal = (last >= key.amin(3)) & (first < until.amax(3))
+    needed = some_causal | overlap
     same_group = (shared_q == shared_k) & (shared_k != 0)
-    whole = (first >= key.amax(3)) & (last < until.amin(3)) | same_group
+    all_causal = (first >= key.amax(3)) & (last < until.amin(3))
+    whole = all_causal | same_group
     whole[:, lengths[0] // size :] = False
     whole[:, :, lengths[1] // size :] = False
 
@@ -313,10 +319,11 @@ def document_mask(visible_until, bidir, size=CHUNK):
             # the first token of a document is in its prefix, so it is visible to the end
             stop = until[start]
             n = stop - start
+            document = slice(b, b + 1), slice(start, stop)
+            own_until = visible_until[document] - start  # counted from the start of the document
             queries_per_chunk = size if n > 2 * size else n
-            documents.append(chunk_mask(
-                visible_until[b : b + 1, start:stop] - start, bidir[b : b + 1, start:stop],
-                slice(0, n), queries_per_chunk))
+            documents.append(
+                chunk_mask(own_until, bidir[document], slice(0, n), queries_per_chunk))
             start = stop
     return DocumentMask(documents)
 
@@ -354,5 +361,7 @@ def attend_chunks(q, k, v, chunks):
     # attention draws no random numbers, so the state of the generator need not be kept
     options = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": save_sdpa_outputs}
     parts = q.split([chunk.queries.stop - chunk.queries.start for chunk in chunks], dim=1)
-    return torch.cat([checkpoint(run, part, k, v, chunk.keys, chunk.mask, **options)
-                      for part, chunk in zip(parts, chunks, strict=True)], dim=1)
+    done = []
+    for part, chunk in zip(parts, chunks, strict=True):
+        done.append(checkpoint(run, part, k, v, chunk.keys, chunk.mask, **options))
+    return torch.cat(done, dim=1)

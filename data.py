@@ -361,13 +361,3 @@ def place_visual_tokens(example, info, tokenizer, max_crops, vision_config):
     example.image_id = np.repeat(np.arange(len(n_crops), dtype=np.int32), n_crops)
     example.pool_src = visual.pool_windows(info, max_crops, vision_config)
     example.pool_dst = np.flatnonzero(example.tokens == tokenizer.special["im_patch"])
-
-
-def text_example(tokens, weight, **fields):
-    """An Example of tokens (T,) without pixels and branches, with one loss weight for all. It is a
-    placeholder, or serves to measure memory: only its size matters, so no target is shifted."""
-    n = len(tokens)
-    weights = np.full(n, weight, np.float32)
-    until = np.full(n, n, np.int32)
-    zeros = np.zeros(n, np.int32)  # no visual token, no annotation
-    return Example(tokens, tokens, weights, np.arange(n), until, zeros, zeros, **fields)

@@ -134,5 +134,5 @@ def frame_crops(frames, n, vision_config):
     """
     crops = np.empty((n, vision_config.n_patch, vision_config.n_pixel), np.uint8)
     for k, frame in zip(range(n), frames, strict=True):
-        crops[k] = vision.frame(frame, vision_config)[0][0]
+        crops[k] = vision.frame(frame, vision_config)[0]
     return crops

@@ -197,7 +197,7 @@ def test_the_tokens_of_a_video_equal_the_official_ones(case):
 @pytest.mark.parametrize("case", VIDEO["cases"], ids=lambda case: f"{case['input']['timestamps']}")
 def test_frames_pool_as_in_the_official_code(case):
     e, n = case["expected"], len(case["input"]["timestamps"])
-    patches, window = vision.frame(synthetic(90, 160))
+    patches, window = vision.frame(synthetic(90, 160)), vision.frame_windows()
     assert patches.shape == (1, 729, 588)
     assert window.shape == (81, 9)
     assert (window >= 0).all()
@@ -228,7 +228,7 @@ def test_frames_are_taken_when_the_official_code_takes_them(case):
 
 def test_a_frame_is_the_low_resolution_view_of_the_same_picture():
     picture = synthetic(90, 160)
-    assert np.array_equal(vision.frame(picture)[0][0], vision.crops(picture)[0][0])
+    assert np.array_equal(vision.frame(picture)[0], vision.crops(picture)[0][0])
 
 
 # --------------------------------------------------------------------------------------------------

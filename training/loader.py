@@ -63,9 +63,20 @@ class Decoder:
         return parallel.select_crops(example, shard)
 
 
+def text_example(tokens, weight, **fields):
+    """Tokens (T,) -> a data.Example without pixels and branches, with one loss weight for all. It
+    is a placeholder, or serves to measure memory: only its size matters, so no target is shifted.
+    """
+    n = len(tokens)
+    weights = np.full(n, weight, np.float32)
+    until = np.full(n, n, np.int32)
+    zeros = np.zeros(n, np.int32)  # no visual token, no annotation
+    return data.Example(tokens, tokens, weights, np.arange(n), until, zeros, zeros, **fields)
+
+
 def placeholder(name, n_tokens, n_crops, vision_config, reason):
     """-> a data.Example without loss, of the planned size, for a record that cannot be decoded."""
-    example = data.text_example(np.zeros(n_tokens, np.int64), 0, id=name, unreadable=reason)
+    example = text_example(np.zeros(n_tokens, np.int64), 0, id=name, unreadable=reason)
     if n_crops:
         shape = n_crops, vision_config.n_patch, vision_config.n_pixel
         example.images = np.zeros(shape, np.uint8)

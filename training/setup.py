@@ -10,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-import data
 import model as models
 import parallel
 import vision
@@ -20,7 +19,7 @@ from records.reader import Records, stamp_of
 from text.tokenizer import ByteTokenizer, load_tokenizer
 from training import checkpoint
 from training.config import Config
-from training.loader import Loader
+from training.loader import Loader, text_example
 from training.planner import PlanFile, StepPlanner
 from training.ranks import Ranks, device_of_rank, join_ranks
 from training.sources import fingerprint, open_sources
@@ -247,7 +246,7 @@ def largest_example(config, shard=None):
     T = config.data.max_tokens
     n_crops = config.pack_crops
     v = config.model.vision
-    example = data.text_example(np.arange(T) % config.model.n_vocab, 1, id="largest")
+    example = text_example(np.arange(T) % config.model.n_vocab, 1, id="largest")
     view = vision.windows(np.arange(v.n_patch).reshape(v.grid, v.grid), 2)
     source = np.concatenate([np.where(view < 0, -1, view + k * v.n_patch) for k in range(n_crops)])
     source = source[: T - 1]

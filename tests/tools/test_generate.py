@@ -103,7 +103,7 @@ def test_a_clip_with_subtitles_is_shown_at_times_of_its_own(call, fake, tmp_path
         f"]0.0 {FRAME} 0.5 {FRAME} 1.0 {FRAME} 1.5 {FRAME} 1.7 {FRAME}"
         "subtitle\n0.0 - 1.2 Two lines of it\n[user\nWhere?]\n[assistant\n")
     video = media.probe(VIDEO)
-    crops = [vision.frame(frame, VISION)[0]
+    crops = [vision.frame(frame, VISION)
              for frame in media.frames(video, [1, 1.5, 2, 2.5, 2.7])]
     assert np.array_equal(prompt.images, np.concatenate(crops))
     assert prompt.pool_src.shape[1] == 9

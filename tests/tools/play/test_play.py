@@ -25,7 +25,6 @@ import torch
 from PIL import Image
 
 import attention
-import data
 import packing
 from evaluation.answer import style_hint
 from evaluation.generate import Sampling, generate
@@ -41,6 +40,7 @@ from tools.play import answers
 from tools.play.__main__ import time_limit
 from tools.play.recorder import AttentionRecorder
 from toy.shapes import SIZE, render
+from training.loader import text_example
 
 GROUND = {"slope": [10, -20], "texture": 1, "period": 6, "noise": 3}
 CIRCLE = {"colour": "white", "shape": "circle", "x": 30, "y": 60, "r": 18, "light": 0}
@@ -344,7 +344,7 @@ def whole_pass(model, prompt, ids, monkeypatch):
     n = len(prompt.tokens)
     total = n + len(ids)
     whole = dataclasses.replace(
-        data.text_example(np.array([*prompt.tokens, *ids]), 0), images=prompt.images,
+        text_example(np.array([*prompt.tokens, *ids]), 0), images=prompt.images,
         image_id=prompt.image_id, pool_src=prompt.pool_src, pool_dst=prompt.pool_dst,
         bidir=np.pad(prompt.bidir, (0, len(ids))))
     batch = packing.collate([[whole]], total, VISION).to(model.norm.weight.device)
