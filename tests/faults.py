@@ -278,7 +278,8 @@ FAST = {
         ('a["weight"] * record["weight"]', "1"),
     ],
     "training/setup.py": [
-        ("// (1 + config.data.most_crops())", "// config.data.most_crops()", "tests/test_encode.py"),
+        ("// (1 + config.data.most_crops())", "// config.data.most_crops()",
+         "tests/test_encode.py"),
         ("min(max(cores - 1, 0), 8)", "min(max(cores, 0), 8)"),
     ],
     "training/checkpoint.py": [
