@@ -158,13 +158,11 @@ FAST = {
         ("if stats.stop or evaluates or is_due(", "if stats.stop or is_due("),
     ],
     "text/points.py": [
+        "tests/text/test_points.py tests/text/test_tracks.py tests/text/test_prompts.py",
         ("ids.setdefault(name, len(ids) + 1)", "ids.setdefault(name, len(ids))"),
         ("ordered = sorted((thousandths(x)", "ordered = list((thousandths(x)"),
         ("of_tag.setdefault((min(float(frame), MAX_FRAME), number), point)",
          "of_tag[min(float(frame), MAX_FRAME), number] = point"),
-    ],
-    "text/tracks.py": [
-        "tests/text/test_tracks.py tests/text/test_prompts.py",
         ("half_interval(annotation) + ROUNDING", "ROUNDING"),
         ("time if times is None else nearest_frame(time, times)", "time"),
         ('point["t"] > query["t"]', 'point["t"] >= query["t"]'),

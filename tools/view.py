@@ -28,10 +28,9 @@ import attention
 import packing
 from records.errors import UserError, explained, plural
 from records.visual import read_headers
-from text.points import unit
+from text.points import since_start, unit
 from text.styles import parts_of
 from text.tokenizer import token_text
-from text.tracks import since_start
 from tools.command import draft, make_parser, output_file, report_errors
 from tools.plan import open_training
 from training.config import Config, parse

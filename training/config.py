@@ -325,8 +325,6 @@ def check(args, config):
          f"--lora needs llm in --train, and in --lora.layers some of {', '.join(LAYERS)}"),
         (config.lora.rank and not args.fields.get("freeze_embedding", True),
          "--lora does not train the embedding; remove --freeze_embedding=false"),
-        (not {*config.model.vision.feature_layers} <= {*range(config.model.vision.n_layer)},
-         "--model.vision.feature_layers: choose blocks from 0 to --model.vision.n_layer minus 1"),
         (args.eval_every < 0, f"--eval_every {args.eval_every}: must be at least 0"),
         (args.finish_at < 0, f"--finish_at {args.finish_at}: must be at least 0"),
         (args.eval_every and args.data and not args.eval,

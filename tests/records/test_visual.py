@@ -80,6 +80,8 @@ UNUSABLE = [
     ({"video": VIDEO, "annotations": [{**TRACK, "times": [60]}]}, "outside the clip: "),
     ({"video": VIDEO, "annotations": [{**TRACK, "query": {**TRACK_POINTS[0], "t": 60}}]},
      "outside the clip: "),
+    ({"images": ["0.png"] * 6, "annotations": [QA]},
+     "too long: the record has 6 images, but --data.max_images is 5"),
 ]
 
 
