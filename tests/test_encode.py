@@ -38,7 +38,7 @@ from text.tokenizer import ByteTokenizer
 from text.visual_tokens import shift_subtitles
 from toy.world import WORDS
 from training.config import Config
-from training.loader import placeholder
+from training.loader import placeholder, select_crops
 from training.setup import largest_example
 from vision import RELEASED
 
@@ -391,7 +391,7 @@ def test_the_ranks_of_a_group_decode_every_crop_exactly_once(folder, monkeypatch
         for k, record in enumerate(records):
             shard = parallel.CropShard(rank, cp_size, sum(sizes[:k]), sum(sizes))
             example = data.encode(record, BYTES, CONFIG, VISION, 0, 0, shard)
-            selected = parallel.select_crops(whole[k], shard)
+            selected = select_crops(whole[k], shard)
             for name in ("tokens", "weights", "images", "image_id", "cp_rank", "pool_src",
                          "pool_dst"):
                 assert np.array_equal(getattr(example, name), getattr(selected, name)), name

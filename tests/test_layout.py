@@ -43,7 +43,7 @@ MAX_FUNCTION_LINES = 50              # but for tests; 57: attention.block_mask, 
 # of Python's tokenizer. So comments, docstrings, blank lines and broken lines cost nothing, and a
 # dense line costs as much as a plain one. A change that makes a part smaller lowers its number.
 CEILINGS = {
-    "the seven modules": 16_760,
+    "the seven modules": 16_670,
     "the seven modules, tokens per statement": 12.2,
     "imported by train.py, without evaluation/ and toy/": 53_210,
     "the same, in files": 42,

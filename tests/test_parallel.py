@@ -23,6 +23,7 @@ from records.visual import MediaInfo
 from tests.ranks import run_ranks
 from text.tokenizer import ByteTokenizer
 from text.visual_tokens import images_tokens, video_tokens
+from training.loader import select_crops
 from training.ranks import all_reduce_sums
 
 TOY = models.PRESETS["toy"]
@@ -105,7 +106,7 @@ def crops_of_rank(row, rank, cp):
         return row
     crops = [0 if x.image_id is None else len(x.image_id) for x in row]
     before = np.cumsum([0, *crops]).tolist()
-    return [parallel.select_crops(x, parallel.CropShard(rank, cp, before[k], before[-1]))
+    return [select_crops(x, parallel.CropShard(rank, cp, before[k], before[-1]))
             for k, x in enumerate(row)]
 
 

@@ -11,7 +11,7 @@ size without loss replaces it, so that packs stay as planned.
 import math
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 
 import numpy as np
@@ -60,7 +60,7 @@ class Decoder:
             except Unreadable as e:
                 reason = str(e)
         example = placeholder(record["id"], *planned, config.model.vision, reason)
-        return parallel.select_crops(example, shard)
+        return select_crops(example, shard)
 
 
 def text_example(tokens, weight, **fields):
@@ -82,6 +82,20 @@ def placeholder(name, n_tokens, n_crops, vision_config, reason):
         example.images = np.zeros(shape, np.uint8)
         example.image_id = np.arange(n_crops, dtype=np.int32)
     return example
+
+
+def select_crops(example, shard):
+    """A data.Example with all of its crops -> the same with the crops of one rank, which has a
+    parallel.CropShard. It is for examples that data.encode has not made, such as placeholders;
+    encode decodes the rank's crops only."""
+    if shard is None or example.image_id is None:
+        return example
+    # of_crop: for each crop the index of its image
+    ids, of_crop = np.unique(example.image_id, return_inverse=True)
+    n_crops = np.bincount(of_crop, minlength=len(ids))
+    cp_rank = shard.ranks(n_crops)[of_crop]
+    images = example.images[cp_rank == shard.cp_rank]
+    return replace(example, images=images, cp_rank=cp_rank)
 
 
 def share_packs(packs, n_ranks, n_together, micro_batch):

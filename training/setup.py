@@ -19,7 +19,7 @@ from records.reader import Records, stamp_of
 from text.tokenizer import ByteTokenizer, load_tokenizer
 from training import checkpoint
 from training.config import Config
-from training.loader import Loader, text_example
+from training.loader import Loader, select_crops, text_example
 from training.planner import PlanFile, StepPlanner
 from training.ranks import Ranks, device_of_rank, join_ranks
 from training.sources import fingerprint, open_sources
@@ -254,7 +254,7 @@ def largest_example(config, shard=None):
     example.image_id = np.arange(n_crops, dtype=np.int32) // (1 + config.data.most_crops())
     example.pool_src = np.pad(source, ((0, 0), (0, 5)), constant_values=-1)
     example.pool_dst = np.arange(1, 1 + len(source))
-    return parallel.select_crops(example, shard)
+    return select_crops(example, shard)
 
 
 @dataclass(frozen=True)

@@ -44,7 +44,7 @@ def example_of(*annotations, media="chelsea.png", config=DATA):
     image = {"path": str(MEDIA / media)}
     record = parse({"id": "0", "image": image, "annotations": list(annotations)})
     record |= {"key": "0", "where": "x.jsonl:1", "source": Records(MEDIA / "records.jsonl")}
-    return data.encode(record, TOKENIZER, config, test_parallel.VISION, 0, 0)
+    return data.encode(record, TOKENIZER, config, VISION, 0, 0)
 
 
 def new_reference():
