@@ -186,7 +186,9 @@ def block_mask(visible_until, bidir, queries=None, size=128, visual_first=None):
     keys = number.argsort(stable=True)  # (B,T) positions
     order = number[:, queries].argsort(stable=True)  # (B,t) indices into queries
 
-    def fill(positions):  # the last position fills up the last block
+    # The last position is repeated until the last block is full. This changes no list, because
+    # list_blocks never calls a block whole that the row does not fill.
+    def fill(positions):
         rest = positions[:, -1:].expand(-1, -positions.shape[1] % size)
         return torch.cat([positions, rest], dim=1)
 

@@ -308,6 +308,7 @@ class Molmo2(nn.Module):
         yarn = None
         if config.yarn.layers:
             yarn = rope_table(pos, *rope_frequencies(config, True, pos.device))
+        # how many blocks of the decoder backward computes again, after those of the ViT
         n = self.n_recomputed() - len(self.vision.vit.blocks)
         for i, block in enumerate(self.blocks):
             rope = yarn if i in config.yarn.layers else plain
