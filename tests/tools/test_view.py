@@ -176,6 +176,9 @@ def test_a_step_of_a_run_is_shown_as_it_was_trained_on(tmp_path, capsys):
                 "--pool_size=3", "--out", str(run)])
     log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     steps = {line["step"]: line for line in log if "loss" in line}
+    head = json.loads((run / "config.json").read_text())    # as earlier versions wrote it
+    head["config"]["data"]["vision"] = head["config"]["model"]["vision"]
+    (run / "config.json").write_text(json.dumps(head))
     unreadable = 0
     for step, line in steps.items():
         rows = [view.read_row_of_run(run, step, number) for number in (0, 1)]
