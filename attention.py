@@ -81,18 +81,6 @@ def allow(visible_until, bidir, queries=slice(None), keys=slice(None)):
     return rule(q, k, visible_until[:, None, keys], bidir[:, queries, None], bidir[:, None, keys])
 
 
-def allowed_pairs(visible_until, bidir):
-    """How many query-key pairs the rule allows in one row, without a T x T mask: (T,) -> int. It is
-    for the log and for counts of FLOPs.
-
-    The queries k .. visible_until[k]-1 may attend to key k. In a group of n tokens that attend in
-    both directions, n(n-1)/2 pairs have a key after the query; the causal part has all others.
-    """
-    causal = visible_until - torch.arange(len(visible_until), device=visible_until.device)
-    n = bidir[bidir != 0].unique(return_counts=True)[1]
-    return int(causal.sum() + (n * (n - 1) // 2).sum())
-
-
 def packed_mask(visible_until, bidir, queries=None):
     """The mask of packed rows in the fastest form. queries: (t,) int64, positions of the queries if
     this rank has only some of them (parallel.gathered)."""
@@ -121,7 +109,8 @@ def attend(q, k, v, mask):
     if isinstance(mask, OrderedBlocks):
         q = Reorder.apply(q, *mask.queries)
         k, v = (Reorder.apply(x, *mask.keys) for x in (k, v))
-        return Reorder.apply(attend(q, k, v, mask.blocks), *reversed(mask.queries))
+        out = attend(q, k, v, mask.blocks)
+        return Reorder.apply(out, *reversed(mask.queries))  # back to the order of the row
     # No fused CUDA kernel takes a mask and grouped heads. Without fusion SDPA would
     # store all scores (B,H,T,S), so repeat the kv heads, which are much smaller.
     if torch.is_tensor(mask) and q.is_cuda and q.shape[2] > k.shape[2]:
@@ -197,7 +186,9 @@ def block_mask(visible_until, bidir, queries=None, size=128, visual_first=None):
     keys = number.argsort(stable=True)  # (B,T) positions
     order = number[:, queries].argsort(stable=True)  # (B,t) indices into queries
 
-    def fill(positions):  # the last position fills up the last block
+    # The last position is repeated until the last block is full. This changes no list, because
+    # list_blocks never calls a block whole that the row does not fill.
+    def fill(positions):
         rest = positions[:, -1:].expand(-1, -positions.shape[1] % size)
         return torch.cat([positions, rest], dim=1)
 
@@ -222,16 +213,21 @@ def list_blocks(q, bidir_q, k, visible_until_k, bidir_k, lengths, size):
     This is exact because data.layout keeps the tokens of an example, and of a branch, together, and
     bidir numbers rise along the row. The last block is never whole if the row ends inside it.
     """
-    query, group_q = (x.unflatten(1, (-1, 1, size)) for x in (q, bidir_q))  # (B,m,1,size)
-    key, until, group_k = (
-        x.unflatten(1, (1, -1, size)) for x in (k, visible_until_k, bidir_k))  # (B,1,n,size)
-    first, last = query.amin(3), query.amax(3)  # (B,m,1), against (B,1,n) for keys
-    low_q, high_q, shared_q = bidir_range(group_q)
-    low_k, high_k, shared_k = bidir_range(group_k)
+    of_queries = -1, 1, size
+    of_keys = 1, -1, size
+    query = q.unflatten(1, of_queries)  # (B,m,1,size)
+    key = k.unflatten(1, of_keys)  # (B,1,n,size)
+    until = visible_until_k.unflatten(1, of_keys)
+    low_q, high_q, shared_q = bidir_range(bidir_q.unflatten(1, of_queries))  # (B,m,1) each
+    low_k, high_k, shared_k = bidir_range(bidir_k.unflatten(1, of_keys))  # (B,1,n) each
+    first = query.amin(3)
+    last = query.amax(3)
     overlap = (low_q <= high_k) & (low_k <= high_q)
-    needed = (last >= key.amin(3)) & (first < until.amax(3)) | overlap
+    some_causal = (last >= key.amin(3)) & (first < until.amax(3))
+    needed = some_causal | overlap
     same_group = (shared_q == shared_k) & (shared_k != 0)
-    whole = (first >= key.amax(3)) & (last < until.amin(3)) | same_group
+    all_causal = (first >= key.amax(3)) & (last < until.amin(3))
+    whole = all_causal | same_group
     whole[:, lengths[0] // size :] = False
     whole[:, :, lengths[1] // size :] = False
 
@@ -325,10 +321,11 @@ def document_mask(visible_until, bidir, size=CHUNK):
             # the first token of a document is in its prefix, so it is visible to the end
             stop = until[start]
             n = stop - start
+            document = slice(b, b + 1), slice(start, stop)
+            own_until = visible_until[document] - start  # counted from the start of the document
             queries_per_chunk = size if n > 2 * size else n
-            documents.append(chunk_mask(
-                visible_until[b : b + 1, start:stop] - start, bidir[b : b + 1, start:stop],
-                slice(0, n), queries_per_chunk))
+            documents.append(
+                chunk_mask(own_until, bidir[document], slice(0, n), queries_per_chunk))
             start = stop
     return DocumentMask(documents)
 
@@ -366,5 +363,7 @@ def attend_chunks(q, k, v, chunks):
     # attention draws no random numbers, so the state of the generator need not be kept
     options = {"use_reentrant": False, "preserve_rng_state": False, "context_fn": save_sdpa_outputs}
     parts = q.split([chunk.queries.stop - chunk.queries.start for chunk in chunks], dim=1)
-    return torch.cat([checkpoint(run, part, k, v, chunk.keys, chunk.mask, **options)
-                      for part, chunk in zip(parts, chunks, strict=True)], dim=1)
+    done = []
+    for part, chunk in zip(parts, chunks, strict=True):
+        done.append(checkpoint(run, part, k, v, chunk.keys, chunk.mask, **options))
+    return torch.cat(done, dim=1)

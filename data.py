@@ -23,6 +23,17 @@ each would encode its image again (RESULTS.md, "trees").
                              place_visual_tokens     which patches each visual token pools
                              images or frames        pixels
 
+A record is a dict (docs/records.md). Its reader adds "id", "key" (for its random choices), "where"
+(its file and line) and "source" (the reader itself). A reader is a sequence of records, which are
+read from a file (records.reader.Records) or drawn (toy.images.World). Its methods raise Unreadable
+if media cannot be used:
+
+    name, fingerprint        what a plan and a resumed run depend on
+    image_sizes(record)      [(width, height), ..] from headers
+    images(record, only)     [(H,W,3) uint8, ..]; only: their numbers, None: all of them
+    video_size(record)       width, height, seconds, half the time of a frame
+    frames(record, times)    yields (H,W,3) uint8; times: seconds from the start of the clip
+
 The random choices of an example depend on (seed, its key, epoch) only. So the planner, which calls
 `size`, and the loader, which calls `encode` in another process later, make the same choices.
 """
@@ -30,17 +41,15 @@ The random choices of an example depend on (seed, its key, epoch) only. So the p
 import math
 from collections import Counter
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import numpy as np
 
 from records import visual
-from records.errors import Unreadable, encodable
+from records.errors import encodable
 from records.mixture import rng_for
 from text.prompts import annotations_of, has_points, kinds_and_weights, most_points, turns_of
 from text.tokenizer import Segment, chat
 from text.visual_tokens import images_tokens, video_tokens
-from vision import RELEASED, VisionConfig
 
 
 @dataclass(frozen=True)
@@ -64,30 +73,11 @@ class DataConfig:
     sqrt_branches: bool = False      # divide loss weights by sqrt(branches)
     point_weight: float = 1.0        # loss weight of points, counts and tracks
     video_caption_weight: float = 1.0  # loss weight of captions of videos
-    vision: VisionConfig = RELEASED  # the same as in the ModelConfig
 
     def most_crops(self):
         """The most crops of an image in this training, or in the training of the --init weights."""
         high_res_crops = self.high_res_crops if self.high_res_share else 0
         return max(self.max_crops, self.trained_crops, high_res_crops)
-
-
-class RecordReader(Protocol):
-    """A set of records, read from files (records.reader.Records) or drawn (toy.images.World).
-
-    A record is a dict (docs/records.md) with "id", "key" (of its random choices), "where" (its file
-    and line) and "source" (its reader). Methods raise Unreadable if media cannot be used. Readers
-    of files also have where(i) -> "file:line".
-    """
-    name: str
-    fingerprint: str  # what a plan or a resumed run depends on
-
-    def __len__(self): ...
-    def __getitem__(self, i): ...  # -> record
-    def image_sizes(self, record): ...  # -> [(width, height), ..] from headers
-    def images(self, record, only=None): ...  # -> [(H,W,3) uint8, ..], numbers in only or all
-    def video_size(self, record): ...  # -> width, height, seconds, half a frame's time
-    def frames(self, record, times): ...  # -> yields (H,W,3) uint8 for seconds of a clip
 
 
 # --------------------------------------------------------------------------------------------------
@@ -243,14 +233,14 @@ def layout(prefix, is_visual, branches, config, max_tokens=math.inf):
 # record -> Example
 
 
-def build(record, info, tokenizer, config, seed, epoch):
-    """-> an Example without its pixels, and the config for its crops. This config allows more crops
-    for a share of the images with points (paper: 3.2; docs/molmo2.md 2.4)."""
-    example = build_tree(record, info, tokenizer, config, seed, epoch)
+def build(record, info, tokenizer, config, vision_config, seed, epoch):
+    """-> an Example without its pixels, and the largest number of crops that its image may have. It
+    is larger for a share of the images with points (paper: 3.2; docs/molmo2.md 2.4)."""
+    example = build_tree(record, info, tokenizer, config, vision_config, seed, epoch)
     # a conversation that does not fit is skipped as a whole; as a tree, some of its turns may fit
     if config.multi_turn_share and example.dropped_branches:
         config = replace(config, multi_turn_share=0)
-        example = build_tree(record, info, tokenizer, config, seed, epoch)
+        example = build_tree(record, info, tokenizer, config, vision_config, seed, epoch)
     # "crops" gives this draw random numbers of its own, so that it does not change any prompt
     rng = rng_for(seed, record["key"], epoch, "crops")
     is_drawn = rng.random() < config.high_res_share
@@ -258,22 +248,18 @@ def build(record, info, tokenizer, config, seed, epoch):
     if is_drawn and n_images == 1 and has_points(record):
         max_crops = max(config.high_res_crops, config.max_crops)
         larger = replace(config, max_crops=max_crops)
-        candidate = build_tree(record, info, tokenizer, larger, seed, epoch)
+        candidate = build_tree(record, info, tokenizer, larger, vision_config, seed, epoch)
         # more crops need more tokens; they are used only if no annotation is skipped for them
         if candidate.dropped_branches == example.dropped_branches:
-            return candidate, larger
-    return example, config
+            return candidate, max_crops
+    return example, config.max_crops
 
 
 @encodable()  # Unreadable if the tokenizer cannot encode a text (records/errors.py)
-def build_tree(record, info, tokenizer, config, seed, epoch):
+def build_tree(record, info, tokenizer, config, vision_config, seed, epoch):
     """-> an Example without its pixels."""
     rng = rng_for(seed, record["key"], epoch)
-    of_video = info.times is not None
-    if of_video:
-        ids, is_visual = video_tokens(info.times, info.subtitles, tokenizer, config)
-    else:
-        ids, is_visual = images_tokens(info.sizes, tokenizer, config)
+    prefix, is_visual = encode_prefix(info, tokenizer, config, vision_config)
     annotations = annotations_of(record, config, rng)
     branches = []
     n_over_max_points = 0
@@ -291,13 +277,20 @@ def build_tree(record, info, tokenizer, config, seed, epoch):
         weight = record["weight"] * a["weight"]
         kinds = [kind for kind, _ in kinds_and_weights(a)]
         segments = segments_of(a, record, info, tokenizer, config, rng)
-        branches.append(Branch(segments, a["type"], weight, of_video, i + 1, kinds))
-    prefix = [tokenizer.bos, *ids]
-    is_visual = [False, *is_visual]
+        branches.append(Branch(segments, a["type"], weight, info.times is not None, i + 1, kinds))
     example = layout(prefix, is_visual, branches, config, config.max_tokens)
     example.id = record["id"]
     example.dropped_branches += n_over_max_points
     return example
+
+
+def encode_prefix(info, tokenizer, config, vision_config):
+    """-> the ids of the prefix, and which of them are visual tokens."""
+    if info.times is None:
+        ids, is_visual = images_tokens(info.sizes, tokenizer, config.max_crops, vision_config)
+    else:
+        ids, is_visual = video_tokens(info.times, info.subtitles, tokenizer, config, vision_config)
+    return [tokenizer.bos, *ids], [False, *is_visual]
 
 
 def segments_of(a, record, info, tokenizer, config, rng):
@@ -318,31 +311,31 @@ def segments_of(a, record, info, tokenizer, config, rng):
     return segments
 
 
-def size(record, tokenizer, config, seed, epoch):
+def size(record, tokenizer, config, vision_config, seed, epoch):
     """(tokens, crops) of an example, from text and the headers of its media. It does not decode
     them: a video of 384 frames takes 13 s to decode (RESULTS.md). Raises Unreadable."""
     info = visual.read_headers(record, config)
-    example, config = build(record, info, tokenizer, config, seed, epoch)
-    return size_of(example, info, config)
+    example, max_crops = build(record, info, tokenizer, config, vision_config, seed, epoch)
+    return size_of(example, info, max_crops, vision_config)
 
 
-def size_of(example, info, config):
+def size_of(example, info, max_crops, vision_config):
     """(tokens, crops), or (0, 0) if nothing with loss fits a row."""
     if not example.weights.any():
         return 0, 0
-    n_crops = sum(visual.crops_per_image(info, config))
+    n_crops = sum(visual.crops_per_image(info, max_crops, vision_config))
     return len(example.tokens), n_crops
 
 
-def encode(record, tokenizer, config, seed, epoch, shard=None):
+def encode(record, tokenizer, config, vision_config, seed, epoch, shard=None):
     """A record -> Example. With a parallel.CropShard it has only the crops of one rank. Raises
     Unreadable."""
     info = visual.read_headers(record, config)
-    example, config = build(record, info, tokenizer, config, seed, epoch)
+    example, max_crops = build(record, info, tokenizer, config, vision_config, seed, epoch)
     if not info.sizes:
         return example
-    place_visual_tokens(example, info, tokenizer, config)
-    n_crops = visual.crops_per_image(info, config)
+    place_visual_tokens(example, info, tokenizer, max_crops, vision_config)
+    n_crops = np.bincount(example.image_id)
     mine = np.arange(len(n_crops))  # numbers of the images or frames that are decoded
     if shard:
         # every rank has all tokens of the example, but decodes its own images only
@@ -350,66 +343,21 @@ def encode(record, tokenizer, config, seed, epoch, shard=None):
         mine = np.flatnonzero(rank_of_image == shard.cp_rank)
         example.cp_rank = rank_of_image[example.image_id]
     source = record["source"]
-    if info.times is not None:
-        times = [info.times[k] for k in mine]
-        frames = source.frames(record, times)
-        example.images = visual.frame_crops(frames, len(mine), config)
-    else:
+    if info.times is None:
         images = source.images(record, mine)
-        # as large as in the header, or the number of planned tokens would be wrong
-        sizes = list(map(size_in_pixels, images))
-        if sizes != [info.sizes[k] for k in mine]:
-            raise Unreadable("size differs", "an image is not as large as its header says")
-        example.images = visual.image_crops(images, config)
+        example.images = visual.image_crops(images, max_crops, vision_config)
+    else:
+        frames = source.frames(record, [info.times[k] for k in mine])
+        example.images = visual.frame_crops(frames, len(mine), vision_config)
     return example
 
 
-def size_in_pixels(image):
-    """(H,W,3) -> (width, height)."""
-    return image.shape[1], image.shape[0]
-
-
-def place_visual_tokens(example, info, tokenizer, config):
+def place_visual_tokens(example, info, tokenizer, max_crops, vision_config):
     """Adds which patches the visual tokens of an Example pool, and the positions of these tokens.
 
     Windows and <im_patch> tokens are in the same order, so pool_src[m] belongs to pool_dst[m].
     """
-    n_crops = visual.crops_per_image(info, config)
+    n_crops = visual.crops_per_image(info, max_crops, vision_config)
     example.image_id = np.repeat(np.arange(len(n_crops), dtype=np.int32), n_crops)
-    example.pool_src = visual.pool_windows(info, config)
+    example.pool_src = visual.pool_windows(info, max_crops, vision_config)
     example.pool_dst = np.flatnonzero(example.tokens == tokenizer.special["im_patch"])
-
-
-def text_example(tokens, weight, **fields):
-    """An Example of tokens (T,) without pixels and branches, with one loss weight for all. It is a
-    placeholder, or serves to measure memory: only its size matters, so no target is shifted."""
-    n = len(tokens)
-    weights = np.full(n, weight, np.float32)
-    until = np.full(n, n, np.int32)
-    zeros = np.zeros(n, np.int32)  # no visual token, no annotation
-    return Example(tokens, tokens, weights, np.arange(n), until, zeros, zeros, **fields)
-
-
-@encodable()
-def encode_prompt(images, turns, tokenizer, config, clip=None):
-    """A prompt for generation -> Example. images: [(H,W,3) uint8, ..], may be empty; clip: a
-    VideoClip instead of images; turns: [(question, answer), .., (question, None)]."""
-    assert not (images and clip), "a prompt contains images or a video, not both"
-    sizes = list(map(size_in_pixels, images))
-    info = visual.MediaInfo(sizes, clip.times if clip else None)
-    if clip:
-        ids, is_visual = video_tokens(clip.times, clip.subtitles, tokenizer, config)
-    else:
-        ids, is_visual = images_tokens(info.sizes, tokenizer, config)
-    # layout drops the last id of a branch from the inputs: the 0 keeps the whole prompt
-    segments = [*chat(turns, tokenizer), Segment([0], 0)]
-    prefix = [tokenizer.bos, *ids]
-    is_visual = [False, *is_visual]
-    example = layout(prefix, is_visual, [Branch(segments)], config)
-    if clip:
-        example.images = visual.frame_crops(clip.frames, len(clip.times), config)
-    elif images:
-        example.images = visual.image_crops(images, config)
-    if clip or images:
-        place_visual_tokens(example, info, tokenizer, config)
-    return example

@@ -132,8 +132,10 @@ def rotate(x, cos, sin):
     """
     # halves, as in the base models: for RoFormer's pairs i, i + 1 the rows of their q and k weights
     # would have to be permuted
-    a, b = x.to(torch.promote_types(x.dtype, torch.float32)).chunk(2, dim=-1)
-    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1).to(x.dtype)
+    wide = x.to(torch.promote_types(x.dtype, torch.float32))
+    a, b = wide.chunk(2, dim=-1)
+    rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
+    return rotated.to(x.dtype)
 
 
 class Attention(nn.Module):
@@ -306,6 +308,7 @@ class Molmo2(nn.Module):
         yarn = None
         if config.yarn.layers:
             yarn = rope_table(pos, *rope_frequencies(config, True, pos.device))
+        # how many blocks of the decoder backward computes again, after those of the ViT
         n = self.n_recomputed() - len(self.vision.vit.blocks)
         for i, block in enumerate(self.blocks):
             rope = yarn if i in config.yarn.layers else plain

@@ -203,19 +203,6 @@ class CropShard:
         return rank.clip(0, self.cp_size - 1)
 
 
-def select_crops(example, shard):
-    """An Example with all of its crops -> the same with the crops of one rank. It is for examples
-    that data.encode has not made, such as placeholders; encode decodes the rank's crops only."""
-    if shard is None or example.image_id is None:
-        return example
-    # of_crop: for each crop the index of its image
-    ids, of_crop = np.unique(example.image_id, return_inverse=True)
-    n_crops = np.bincount(of_crop, minlength=len(ids))
-    cp_rank = shard.ranks(n_crops)[of_crop]
-    images = example.images[cp_rank == shard.cp_rank]
-    return dataclasses.replace(example, images=images, cp_rank=cp_rank)
-
-
 class Dispatch(torch.autograd.Function):
     """Sends visual tokens (M',C), sorted by destination, to their ranks. Gradients are sent back.
 

@@ -93,7 +93,7 @@ def build_optimizer(run, model):
             groups[part] = [p for p in parameters if p.requires_grad]
     named = [{"params": parameters, "name": part} for part, parameters in groups.items()]
     has_fused = run.device.type != "mps"
-    # lr is 0 here, because set_learning_rates sets it before every step; weight_decay
+    # lr is 0 here, because step_once sets it before every step; weight_decay
     # is 0 as in the official code (docs/molmo2.md 10)
     optimizer = torch.optim.AdamW(named, lr=0.0, betas=config.betas, eps=config.adam_eps,
                                   weight_decay=0.0, fused=has_fused)
@@ -114,14 +114,16 @@ def learning_rate(step, base, warmup, total, final=0.1):
     return base * (final + (1 - final) * from_1_to_0)
 
 
-def set_learning_rates(optimizer, config, step):
+def learning_rates(config, step):
+    """-> {group: its learning rate in a step}."""
     # at most a tenth of the run, because a short run would end during the warm-up otherwise
     longest_warmup = config.steps // 10
-    for group in optimizer.param_groups:
-        part = group["name"]
+    rates = {}
+    for part in config.train:
         base = getattr(config.lr, part)
         warmup = min(getattr(config.warmup, part), longest_warmup)
-        group["lr"] = learning_rate(step, base, warmup, config.steps, config.final_lr)
+        rates[part] = learning_rate(step, base, warmup, config.steps, config.final_lr)
+    return rates
 
 
 def local_gradients(parameters):
@@ -182,7 +184,9 @@ def step_once(run, model, groups, optimizer, objective, step, steps, stop):
     plan, micro_batches = next(steps)
     # a seed for each step, so that a resumed run needs no saved state of the generator
     torch.manual_seed(dropout_seed(config.seed, step, run.ranks.rank))
-    set_learning_rates(optimizer, config, step)
+    rates = learning_rates(config, step)
+    for group in optimizer.param_groups:
+        group["lr"] = rates[group["name"]]
     stats = StepStats(run.loader.sources, config.cp)
     # batch counts the packs of all ranks; dp groups of ranks have different packs
     n_micro_batches = config.batch // run.ranks.dp // config.micro_batch
@@ -217,8 +221,7 @@ def train(run, model, groups, optimizer, objective, steps, log, report, eval_eve
     for step in bar:
         plan, stats, norms = step_once(
             run, model, groups, optimizer, objective, step, steps, stop)
-        learning_rates = {group["name"]: group["lr"] for group in optimizer.param_groups}
-        line = make_line(config, step, plan, stats, norms, learning_rates)
+        line = make_line(config, step, plan, stats, norms, learning_rates(config, step))
         log.write(line | {"seconds": time.monotonic() - began})
         evaluates = is_due(step, eval_every) and step < config.steps
         if stats.stop or evaluates or is_due(step, config.save_every, config.steps):
@@ -268,7 +271,7 @@ def batch_of(run, rows):
     need.
     """
     config = run.config
-    batch = packing.collate(rows, config.data.max_tokens, config.data.vision, config.crop_bucket)
+    batch = packing.collate(rows, config.data.max_tokens, config.model.vision, config.crop_bucket)
     return parallel.cut_for_rank(batch, run.ranks.cp_rank, config.cp, config.cp_heads)
 
 
@@ -358,9 +361,7 @@ def main(argv=None, open_objective=None, make_batch=batch_of):
             fill_weights(run, model, optimizer)
             log = RunLog(run, head)
             if run.ranks.first and 0 < run.resume_from.step < run.config.steps:
-                set_learning_rates(optimizer, run.config, run.resume_from.step)
-                warn(describe_jump(run, {group["name"]: group["lr"]
-                                         for group in optimizer.param_groups}))
+                warn(describe_jump(run, learning_rates(run.config, run.resume_from.step)))
             steps = Ahead(steps_with_batches(run, make_batch))
             train(run, model, groups, optimizer, objective, steps, log, report, args.eval_every)
             finish(run, model, log, report, began, args.json)

@@ -195,16 +195,17 @@ def image_windows(rows, cols, config=RELEASED):
 
 
 def frame(image, config=RELEASED):
-    """One video frame -> (1,P,F) uint8 and pool_src (M,9).
+    """One video frame -> (1,P,F) uint8. frame_windows are its windows.
 
     A frame has one crop and windows of 3x3, which give 81 tokens. As an image it would have at
     least 392, so 128 frames would not fit into a row of stage 2.
     """
     pixels = resize(to_array(image), config.crop, config.crop)
-    return patchify(pixels[None], config), frame_windows(config)
+    return patchify(pixels[None], config)
 
 
 def frame_windows(config=RELEASED):
+    """pool_src (M,9) of a video frame."""
     return windows(np.arange(config.n_patch).reshape(config.grid, config.grid), 3)
 
 
@@ -261,8 +262,10 @@ class ViTBlock(nn.Module):
                    for linear in (self.q, self.k, self.v))  # (N,heads,P,72)
         # There is no mask: a patch attends to all patches of its crop, and to no other crop. So
         # the cost grows with N * P^2, not (N * P)^2. Frames are related in the decoder.
-        x = x + self.out(F.scaled_dot_product_attention(q, k, v).transpose(1, 2).reshape(N, P, E))
-        return x + self.down(F.gelu(self.up(self.mlp_norm(x)), approximate="tanh"))
+        attended = F.scaled_dot_product_attention(q, k, v).transpose(1, 2)  # (N,P,heads,72)
+        x = x + self.out(attended.reshape(N, P, E))
+        h = F.gelu(self.up(self.mlp_norm(x)), approximate="tanh")
+        return x + self.down(h)
 
 
 class ViT(nn.Module):
@@ -326,8 +329,9 @@ class Pool(nn.Module):
         # NaN, and the product with 0 at the end of Vision.forward would still be NaN.
         allowed = valid | ~valid.any(1, keepdim=True)
         score = score.masked_fill(~allowed[..., None], float("-inf"))
-        # (M,K,heads,1) * (M,K,heads,72), summed over the patches -> (M,E)
-        return self.out((score.softmax(1)[..., None] * v).sum(1).flatten(1).to(v.dtype))
+        # (M,K,heads,1) * (M,K,heads,72), summed over the patches
+        attended = (score.softmax(1)[..., None] * v).sum(1)  # (M,heads,72)
+        return self.out(attended.flatten(1).to(v.dtype))
 
 
 class SwiGLU(nn.Module):

@@ -5,7 +5,6 @@ The photograph has the geometry of the released models. The pooling has the weig
 trained toy model, for a window of a drawn image.
 """
 
-from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -144,8 +143,7 @@ def draw_tokens(image, low, high):
     """Yields the tokens of the image in their order, one small square for each <im_patch> and each
     <im_col>, which ends a line of the mosaic."""
     height, width = image.shape[:2]
-    ids = image_tokens(width, height, examples.TOKENIZER,
-                       SimpleNamespace(max_crops=MAX_CROPS, vision=vision.RELEASED))
+    ids = image_tokens(width, height, examples.TOKENIZER, MAX_CROPS, vision.RELEASED)
     name_of = {number: name for name, number in examples.TOKENIZER.special.items()}
     names = [name_of[token] for token in ids]
     end = names.index("im_end")

@@ -1,6 +1,7 @@
 """Evaluates a model: it generates answers, scores them and draws pictures. In reading order:
 
 evaluate.py      records -> questions -> answers -> scores; computes the loss; uses several ranks
+prompts.py       encodes a prompt for generation as in training
 generate.py      generates answers: prefill, decoding with a KV cache, sampling
 answer.py        loads a model and answers about images or a video; the interface for Python
 scoring.py       chooses the score for each question; computes true and predicted points in pixels

@@ -15,10 +15,11 @@ import torch
 
 import data
 from evaluation.generate import GREEDY, evaluation_config, generate
+from evaluation.prompts import VideoClip, encode_prompt, resized
 from records import media
 from records.errors import UserError, warn
 from records.subtitles import read_subtitles
-from records.visual import VideoClip, clip_times, resized, tracking_times
+from records.visual import clip_times, tracking_times
 from text.points import parse_points
 from text.prompts import SYSTEM
 from text.styles import TASK_OF_STYLE, TRACK_TASKS
@@ -54,7 +55,7 @@ class Loaded(NamedTuple):
         paths. clip: start, end and subtitles of open_video. Raises UserError, Unreadable, OSError
         or ValueError with the sentence that a command would print."""
         if video is not None:
-            shown = open_video(video, prompt, self.config, **clip)
+            shown = open_video(video, prompt, self.config, self.model.config.vision, **clip)
         else:
             paths = [image] if isinstance(image, str | os.PathLike) else image or []
             shown = open_images(paths, self.config)
@@ -70,7 +71,8 @@ class Loaded(NamedTuple):
             style = STYLED.match(question) if self.config.prefix_all else None
             start = style[0] if style else ""
             turns = [(start + SYSTEM.format(system) + question[len(start):], answer), *turns[1:]]
-        prompt = data.encode_prompt(shown.images, turns, self.tokenizer, self.config, shown.clip)
+        prompt = encode_prompt(shown.images, turns, self.tokenizer, self.config,
+                               self.model.config.vision, shown.clip)
         (ids,) = generate(self.model, [prompt], self.tokenizer.stops, max_new, sampling, on_token)
         text = self.tokenizer.decode(ids)
         is_cut = len(ids) >= max_new
@@ -91,7 +93,7 @@ def open_images(files, config):
     return Shown(images, None, [image.shape[1::-1] for image in images])
 
 
-def open_video(path, prompt, config, start=0.0, end=math.inf, subtitles=None):
+def open_video(path, prompt, config, vision_config, start=0.0, end=math.inf, subtitles=None):
     """-> Shown with decoded frames. For a tracking prompt, they are the frames that training uses
     for a track with 2 points per second."""
     subtitles = read_subtitles(subtitles) if subtitles else None
@@ -104,7 +106,7 @@ def open_video(path, prompt, config, start=0.0, end=math.inf, subtitles=None):
     def frames_at(times):
         return media.frames(video, [start + t for t in times])
 
-    small = resized(frames_at(times), config.vision.crop)
+    small = resized(frames_at(times), vision_config.crop)
     clip = VideoClip(times, small, shift_subtitles(subtitles, start))
     return Shown([], clip, [(video.width, video.height)], frames_at)
 

@@ -28,9 +28,10 @@ import data
 import packing
 from evaluation.generate import GREEDY, generate
 from evaluation.masks import find_misfit
+from evaluation.prompts import VideoClip, encode_prompt, resized
 from evaluation.scoring import Question, annotation_of, score
 from records.errors import skipping
-from records.visual import VideoClip, read_headers, resized
+from records.visual import read_headers
 from text.prompts import kinds_and_weights, turns_of
 from text.styles import medium
 from text.tokenizer import ByteTokenizer
@@ -122,17 +123,17 @@ def batch_order(question):
     return 0, annotation["type"], len(annotation.get("points", ()))
 
 
-def decode_media(question, config):
+def decode_media(question, vision_config):
     """Decodes the media of a question -> (images, None) or ([], VideoClip)."""
     source = question.record["source"]
     info = question.info
     if info.times is None:
         return (source.images(question.record) if info.sizes else []), None
-    small = resized(source.frames(question.record, info.times), config.vision.crop)
+    small = resized(source.frames(question.record, info.times), vision_config.crop)
     return [], VideoClip(info.times, small, info.subtitles)
 
 
-def prompt_batches(questions, tokenizer, config, skipped):
+def prompt_batches(questions, tokenizer, config, vision_config, skipped):
     """Yields lists of (question, prompt), each as long as `fits` allows. If several questions of
     a batch have the same media, these are decoded once, and the prompts share the crops.
     skipped: {where: Unreadable}; this function adds the records that cannot be decoded."""
@@ -145,9 +146,10 @@ def prompt_batches(questions, tokenizer, config, skipped):
             continue
         with skipping(skipped, where):
             if where not in decoded:
-                decoded[where] = decode_media(question, config)
+                decoded[where] = decode_media(question, vision_config)
             images, clip = decoded[where]
-            prompt = data.encode_prompt(images, question.turns, tokenizer, config, clip)
+            prompt = encode_prompt(
+                images, question.turns, tokenizer, config, vision_config, clip)
             prompt.id = f"{question.record['id']}/{question.index}/{question.turn}"
         if where in skipped:
             continue
@@ -191,7 +193,7 @@ def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ran
     predictions = []
     with tqdm(total=len(questions), desc=f"evaluating {name}", unit="question", leave=False,
               mininterval=1, delay=1, disable=not (questions and ranks.first)) as bar:
-        for batch in prompt_batches(questions, tokenizer, config, skipped):
+        for batch in prompt_batches(questions, tokenizer, config, model.config.vision, skipped):
             predictions += answer(model, tokenizer, batch, masks_of, reading, sampling)
             bar.update(len(batch))
     losses = losses_of(model, tokenizer, config, mine, skipped) if with_nll else []
@@ -258,20 +260,21 @@ def losses_of(model, tokenizer, config, records, skipped):
     config.max_tokens tokens after its visual tokens, because more text would take minutes.
     skipped: see prompt_batches."""
     whole = replace(config, max_tokens=math.inf)
+    vision_config = model.config.vision
     losses = []
     for record in records:
         where = record["where"]
         if where in skipped:
             continue
         with skipping(skipped, where):
-            example = data.encode(record, tokenizer, whole, 0, 0)
+            example = data.encode(record, tokenizer, whole, vision_config, 0, 0)
         if where in skipped:
             continue
         n = len(np.trim_zeros(example.bidir, "b")) + config.max_tokens  # after the visual tokens
         names = ("tokens", "targets", "weights", "pos", "visible_until", "bidir", "annotation")
         example = replace(example, **{name: getattr(example, name)[:n] for name in names})
         example.visible_until = example.visible_until.clip(max=n)
-        batch = packing.collate([[example]], len(example.tokens), config.vision)
+        batch = packing.collate([[example]], len(example.tokens), vision_config)
         batch = batch.to(model.norm.weight.device)
         loss = (batch.weights * model(batch)[0]).double().sum().item()
         losses.append((record["source"].name, loss, batch.weights.double().sum().item()))

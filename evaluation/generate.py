@@ -1,6 +1,6 @@
 """Generates answers: prefill, then decoding with a KV cache, with the attention mask of training.
 
-in    prompts (data.Example, from data.encode_prompt)
+in    prompts (data.Example, from prompts.encode_prompt)
 out   token ids of the answers
 
 The KV cache replaces the function `attend` of each block, so the model needs no code for it.

@@ -10,10 +10,11 @@
 import json
 import shlex
 import textwrap
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from itertools import chain
 
 import numpy as np
+import torch
 
 from evaluation import pictures
 from evaluation.charts import finite, line_chart
@@ -25,7 +26,7 @@ from text.styles import medium
 from toy import world
 from training.checkpoint import STEP, repeat_command
 from training.log import best_step, held_out_loss, read_log, read_scores, read_steps
-from training.setup import whole_model
+from weights import files, lora
 
 # Target scores of the toy after the full recipe of a stage.
 VIDEO_TARGETS = {"video_point_f1": 0.80, "track_f1": 0.80, "qa_accuracy": 0.90}
@@ -64,6 +65,26 @@ def scores(run, model, samples_dir=None):
     """Runs final_scores on all ranks. The first rank draws the pictures."""
     with whole_model(run, model) as whole:
         return final_scores(run, whole, samples_dir if run.ranks.first else None)
+
+
+@contextmanager
+def whole_model(run, model):
+    """Gives each rank a whole copy of the model, to generate answers."""
+    model.eval()
+    whole = gather_on_each(model, run.ranks, run.device, run.dtype)
+    # a model with adapters needs autocast as in training; a merged copy is in run.dtype already
+    is_mixed = run.dtype != torch.float32 and lora.has_adapters(whole)
+    with torch.autocast(run.device.type, run.dtype, enabled=is_mixed):
+        yield whole
+    model.train()
+
+
+def gather_on_each(model, ranks, device, dtype):
+    """-> the model that this rank evaluates. This is a copy on its device in `dtype`. A single
+    process in float32 or with adapters evaluates the model itself."""
+    if not ranks.mesh and (dtype == torch.float32 or lora.has_adapters(model)):
+        return model
+    return files.whole_copy(model, device, dtype)
 
 
 def end(run, log, scores, seconds, as_json=False):

@@ -8,9 +8,17 @@ from dataclasses import dataclass
 
 from evaluation import metrics, official, text_metrics
 from records.visual import MediaInfo
-from text.points import Place, parse_points, unit
+from text.points import (
+    Place,
+    TrackFrames,
+    frame_time,
+    nearest_frame,
+    parse_points,
+    seconds,
+    track_frames,
+    unit,
+)
 from text.styles import UNNAMED_STYLE, medium
-from text.tracks import TrackFrames, frame_time, nearest_frame, seconds, track_frames
 
 # {style: its score, a function of text_metrics.py}. Other styles use vqa_score if a question has a
 # list of answers.

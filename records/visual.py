@@ -1,10 +1,9 @@
 """The visual input of a record: sizes and times from headers, and crops (docs/molmo2.md 2, 3).
 
-in    a record (docs/records.md) with its reader, a data.DataConfig
+in    a record (docs/records.md) with its reader, a data.DataConfig, the VisionConfig of the model
 out   MediaInfo, from headers alone: sizes, frame times, subtitles; then crops (n,P,F) uint8
 """
 
-from contextlib import closing
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,13 +22,6 @@ class MediaInfo:
     sizes: list = field(default_factory=list)  # (width, height) of images, or of the video
     times: list = None  # of the frames of a video, in seconds from the start of the clip
     subtitles: object = None  # [(start, end, text), ..] in the same seconds, or one text
-
-
-@dataclass
-class VideoClip:
-    times: list  # as in MediaInfo
-    frames: object  # yields (H,W,3) uint8 for each time
-    subtitles: object = None
 
 
 def clip_times(duration, config, start, end):
@@ -106,49 +98,41 @@ def read_video_header(record, config):
     return MediaInfo([(width, height)], times, shift_subtitles(subtitles, start))
 
 
-def crops_per_image(info, config):
+def crops_per_image(info, max_crops, vision_config):
     """The number of crops of each image or frame of a MediaInfo."""
     if info.times is not None:
         return [1] * len(info.times)
-    return [vision.pooled_grids(h, w, config.max_crops, config.vision)[2]
-            for w, h in info.sizes[: config.max_images]]
+    return [vision.pooled_grids(h, w, max_crops, vision_config)[2] for w, h in info.sizes]
 
 
-def pool_windows(info, config):
+def pool_windows(info, max_crops, vision_config):
     """pool_src: the patches of each pooling window, (M,4) of images or (M,9) of frames. Patches
     are numbered through all crops; -1 marks a patch that is missing."""
     if info.times is not None:
-        each = [vision.frame_windows(config.vision)] * len(info.times)
+        each = [vision.frame_windows(vision_config)] * len(info.times)
     else:
-        tilings = [vision.tiling(h, w, config.max_crops, config.vision)
-                   for w, h in info.sizes[: config.max_images]]
-        each = [vision.image_windows(rows, cols, config.vision) for rows, cols in tilings]
-    starts = np.cumsum([0, *crops_per_image(info, config)]) * config.vision.n_patch
+        tilings = [vision.tiling(h, w, max_crops, vision_config) for w, h in info.sizes]
+        each = [vision.image_windows(rows, cols, vision_config) for rows, cols in tilings]
+    n_crops = crops_per_image(info, max_crops, vision_config)
+    starts = np.cumsum([0, *n_crops]) * vision_config.n_patch
     shifted = [np.where(source < 0, -1, source + start)
                for source, start in zip(each, starts[:-1], strict=True)]
     return np.concatenate(shifted)
 
 
-def image_crops(images, config):
+def image_crops(images, max_crops, vision_config):
     """[(H,W,3), ..] -> crops (n,P,F) uint8 of all of them."""
-    none = np.zeros((0, config.vision.n_patch, config.vision.n_pixel), np.uint8)
-    each = [vision.crops(image, config.max_crops, config.vision)[0]
-            for image in images[: config.max_images]]
+    none = np.zeros((0, vision_config.n_patch, vision_config.n_pixel), np.uint8)
+    each = [vision.crops(image, max_crops, vision_config)[0] for image in images]
     return np.concatenate([none, *each])
 
 
-def resized(frames, size):
-    """Frames (H,W,3), one at a time -> [(size,size,3), ..]. 384 frames of 11 MB would need 4 GB."""
-    with closing(frames):  # stops ffmpeg after an error, even if the traceback is kept
-        return [vision.resize(frame, size, size) for frame in frames]
-
-
-def frame_crops(frames, n, config):
+def frame_crops(frames, n, vision_config):
     """n frames (H,W,3), one at a time -> crops (n,P,F) uint8.
 
     The result is allocated first, since small arrays between frames of 11 MB fragment the heap.
     """
-    crops = np.empty((n, config.vision.n_patch, config.vision.n_pixel), np.uint8)
+    crops = np.empty((n, vision_config.n_patch, vision_config.n_pixel), np.uint8)
     for k, frame in zip(range(n), frames, strict=True):
-        crops[k] = vision.frame(frame, config.vision)[0][0]
+        crops[k] = vision.frame(frame, vision_config)[0]
     return crops

@@ -43,16 +43,15 @@ FAST = {
     "attention.py": [
         ("causal = (k <= q) & (q < visible_until_k)", "causal = (k <= q) & (q <= visible_until_k)"),
         ("both_ways = (bidir_q == bidir_k) & (bidir_k != 0)", "both_ways = (bidir_q == bidir_k)"),
-        ("whole = (first >= key.amax(3))", "whole = (first >= key.amin(3))"),
+        ("all_causal = (first >= key.amax(3))", "all_causal = (first >= key.amin(3))"),
         ("number[:, queries].argsort", "number[:, : len(queries)].argsort"),
         ("*reversed(mask.queries))", "*mask.queries)"),
         ("ctx.orders = inverse, order", "ctx.orders = order, inverse"),
         ("visual_first = T >= VISUAL_FIRST", "visual_first = False"),
-        ("(n * (n - 1) // 2)", "(n * n // 2)"),
         ("(visible_until > own.start)", "(visible_until >= own.stop)"),
         ("whole[:, lengths[0] // size :] = False", "pass"),
         ("(shared_q == shared_k) & (shared_k != 0)", "shared_q == shared_k"),
-        ("visible_until[b : b + 1, start:stop] - start", "visible_until[b : b + 1, start:stop]"),
+        ("visible_until[document] - start", "visible_until[document]"),
         ("return allow(visible_until, bidir, queries)", "return allow(visible_until, bidir)"),
     ],
     "vision.py": [
@@ -159,13 +158,11 @@ FAST = {
         ("if stats.stop or evaluates or is_due(", "if stats.stop or is_due("),
     ],
     "text/points.py": [
+        "tests/text/test_points.py tests/text/test_tracks.py tests/text/test_prompts.py",
         ("ids.setdefault(name, len(ids) + 1)", "ids.setdefault(name, len(ids))"),
         ("ordered = sorted((thousandths(x)", "ordered = list((thousandths(x)"),
         ("of_tag.setdefault((min(float(frame), MAX_FRAME), number), point)",
          "of_tag[min(float(frame), MAX_FRAME), number] = point"),
-    ],
-    "text/tracks.py": [
-        "tests/text/test_tracks.py tests/text/test_prompts.py",
         ("half_interval(annotation) + ROUNDING", "ROUNDING"),
         ("time if times is None else nearest_frame(time, times)", "time"),
         ('point["t"] > query["t"]', 'point["t"] >= query["t"]'),
@@ -261,6 +258,7 @@ FAST = {
     ],
     "training/log.py": [
         "tests/training/test_log.py tests/test_train.py",
+        ("(n * (n - 1) // 2)", "(n * n // 2)", "tests/test_attention.py"),
         ('stats.counts["crops"] / (config.batch * config.pack_crops)',
          'stats.counts["crops"] / config.pack_crops'),
         ("n * rate / sum(mixture.rates) / len(source):.3g",
@@ -278,7 +276,8 @@ FAST = {
         ('a["weight"] * record["weight"]', "1"),
     ],
     "training/setup.py": [
-        ("// (1 + config.most_crops())", "// config.most_crops()", "tests/test_encode.py"),
+        ("// (1 + config.data.most_crops())", "// config.data.most_crops()",
+         "tests/test_encode.py"),
         ("min(max(cores - 1, 0), 8)", "min(max(cores, 0), 8)"),
     ],
     "training/checkpoint.py": [

@@ -30,9 +30,9 @@ def model_of(config):
 def batch_of(config):
     """The largest micro-batch. Every row is one example with all crops, as many visual tokens as
     the crops can have, and loss at every token. Tokens and pixels are random."""
-    example = largest_example(config.data, config.pack_crops, config.model.n_vocab)
+    example = largest_example(config)
     rows = [[example]] * config.micro_batch
-    batch = packing.collate(rows, config.data.max_tokens, config.data.vision, config.crop_bucket)
+    batch = packing.collate(rows, config.data.max_tokens, config.model.vision, config.crop_bucket)
     tokens = torch.randint(0, config.model.n_vocab, batch.tokens.shape)
     images = torch.randint(0, 256, batch.images.shape, dtype=torch.uint8)
     return replace(batch, tokens=tokens, targets=tokens.roll(-1, 1), images=images)

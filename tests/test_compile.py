@@ -58,7 +58,7 @@ def test_fifty_different_packs_of_videos_and_images_are_compiled_once():
     shapes = set()
     try:
         for number, rows in enumerate(islice(packs, 50)):
-            batch = packing.collate(rows, 512, config.data.vision, config.crop_bucket)
+            batch = packing.collate(rows, 512, config.model.vision, config.crop_bucket)
             stance = "fail_on_recompile" if number > 1 else "default"
             torch.compiler.set_stance(stance)
             found = compiled(batch)[0]

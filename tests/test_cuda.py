@@ -16,10 +16,10 @@ import pytest
 import torch
 
 import attention
-import data
 import packing
 import parallel
 from evaluation.generate import generate
+from evaluation.prompts import encode_prompt
 from tests.evaluation.test_generate import continued
 from tests.test_train import ROOT, opened
 from tests.training.runs import SMALL, back_to, logged, run
@@ -76,7 +76,7 @@ def row(start):
     """-> the mask fields of a packed row; q, k and v with 8 query heads and 2 kv heads; the output
     and the gradients of attention with the rule in float64."""
     _, config, packs = start
-    batch = packing.collate(packs[:1], T, config.data.vision).to(DEVICE)
+    batch = packing.collate(packs[:1], T, config.model.vision).to(DEVICE)
     generator = torch.Generator().manual_seed(0)
     inputs = [torch.randn(1, T, heads, 64, generator=generator).to(DEVICE) for heads in (8, 2, 2)]
     fields = batch.visible_until, batch.bidir
@@ -147,7 +147,8 @@ def test_decoding_gives_the_logits_of_a_full_pass(monkeypatch):
     model, tokenizer, config = open_model_folder("toy", DEVICE, torch.float32)
     source = world.World("test")
     questions = ["long_caption:", "pointing: any shape"]
-    prompts = [data.encode_prompt(source.images(source[k]), [(question, None)], tokenizer, config)
+    prompts = [encode_prompt(source.images(source[k]), [(question, None)], tokenizer, config,
+                             model.config.vision)
                for k, question in enumerate(questions)]
     steps, lm_head = [], model.lm_head
     with monkeypatch.context() as patch:
@@ -156,7 +157,7 @@ def test_decoding_gives_the_logits_of_a_full_pass(monkeypatch):
     found = torch.stack(steps, 1)
     for row, (prompt, ids) in enumerate(zip(prompts, answers, strict=True)):
         whole = continued(prompt, ids)
-        batch = packing.collate([[whole]], len(whole.tokens), config.vision).to(DEVICE)
+        batch = packing.collate([[whole]], len(whole.tokens), model.config.vision).to(DEVICE)
         expected = model.logits(batch)[0, len(prompt.tokens) - 1 : -1]
         assert relative_error(found[row], expected) < 1e-5
 

@@ -14,16 +14,19 @@ import data
 import parallel
 import vision
 from evaluation.evaluate import questions_of
+from evaluation.prompts import VideoClip, encode_prompt
+from model import PRESETS
 from records import media
 from records.errors import Unreadable
 from records.reader import Records
-from records.visual import VideoClip, clip_times, read_headers
+from records.visual import clip_times, read_headers
 from tests.records.samples import CAPTION, POINT, QA, VIDEO_POINT, image, video, write
 from tests.records.visual_records import (
     CONFIG,
     GREY_FRAMES,
     VIDEO,
     VIDEO_PATH,
+    VISION,
     encoded,
     open_records,
     random_record,
@@ -34,7 +37,8 @@ from text.styles import medium
 from text.tokenizer import ByteTokenizer
 from text.visual_tokens import shift_subtitles
 from toy.world import WORDS
-from training.loader import placeholder
+from training.config import Config
+from training.loader import placeholder, select_crops
 from training.setup import largest_example
 from vision import RELEASED
 
@@ -93,15 +97,16 @@ def test_size_equals_what_encode_gives_on_150_records_of_all_kinds(folder):
             CONFIG, max_tokens=int(rng.integers(40, 1500)), max_frames=int(rng.integers(1, 9)),
             max_crops=int(rng.integers(1, 4)), sqrt_length=bool(i % 2), prefix_all=bool(i % 3),
             fps=float(rng.choice([1, 2])))
-        size = data.size(record, BYTES, config, 0, i % 4)
-        example = data.encode(record, BYTES, config, 0, i % 4)
+        size = data.size(record, BYTES, config, VISION, 0, i % 4)
+        example = data.encode(record, BYTES, config, VISION, 0, i % 4)
         if size == (0, 0):
             assert not example.weights.any()
         else:
             assert size == (len(example.tokens), n_crops(example))
             assert size[0] <= config.max_tokens
         no_limit = replace(config, max_tokens=10**6)
-        whole = data.build_tree(record, read_headers(record, config), BYTES, no_limit, 0, i % 4)
+        info = read_headers(record, config)
+        whole = data.build_tree(record, info, BYTES, no_limit, VISION, 0, i % 4)
         assert len(example.tokens) + example.dropped_tokens == len(whole.tokens)
         check_tree(example, whole)
         patch = BYTES.special["im_patch"]
@@ -124,10 +129,11 @@ def test_three_images_in_ten_with_points_have_up_to_24_crops(tmp_path):
         tmp_path, image(POINT, image="a.png"), image(CAPTION, image="a.png"),
         {"images": ["a.png", "a.png"], "annotations": [point]}, image(count, image="a.png"),
         image({"type": "qa", "turns": [{"question": "q", "answer": "a"}, POINT]}, image="a.png"))
-    config = replace(CONFIG, vision=RELEASED, max_tokens=4096, max_crops=8, high_res_share=0.3)
+    config = replace(CONFIG, max_tokens=4096, max_crops=8, high_res_share=0.3)
 
     def crops_of(record, **fields):
-        sizes = [data.size(record, BYTES, replace(config, **fields), 0, k) for k in range(100)]
+        changed = replace(config, **fields)
+        sizes = [data.size(record, BYTES, changed, RELEASED, 0, k) for k in range(100)]
         return Counter(n for _, n in sizes)
 
     found = crops_of(records[0])
@@ -138,9 +144,9 @@ def test_three_images_in_ten_with_points_have_up_to_24_crops(tmp_path):
     assert crops_of(records[1]) == {7: 100}
     assert crops_of(records[2]) == {14: 100}
     for epoch in range(10):
-        example = data.encode(records[0], BYTES, config, 0, epoch)
+        example = data.encode(records[0], BYTES, config, RELEASED, 0, epoch)
         assert (n_crops(example), len(example.pool_dst)) in ((7, 955), (13, 1582))
-        assert data.size(records[0], BYTES, config, 0, epoch)[1] == n_crops(example)
+        assert data.size(records[0], BYTES, config, RELEASED, 0, epoch)[1] == n_crops(example)
 
 
 def test_the_points_of_one_video_in_five_are_asked_for_in_one_conversation(folder):
@@ -152,7 +158,8 @@ def test_the_points_of_one_video_in_five_are_asked_for_in_one_conversation(folde
 
     def examples(record):
         info = read_headers(record, config)
-        return [data.build(record, info, BYTES, config, 0, epoch)[0] for epoch in range(200)]
+        return [data.build(record, info, BYTES, config, VISION, 0, epoch)[0]
+                for epoch in range(200)]
 
     n_branches = Counter(example.n_branches for example in examples(records[0]))
     assert n_branches.keys() == {1, 2}
@@ -164,8 +171,8 @@ def test_the_points_of_one_video_in_five_are_asked_for_in_one_conversation(folde
     for other, fields in ((long, {"max_tokens": 1500}), (many, {})):
         (record,) = open_records(folder, video(points[0], other, video=VIDEO), name="other.jsonl")
         info = read_headers(record, config)
-        found = [data.build(record, info, BYTES, replace(config, multi_turn_share=1, **fields), 0,
-                            epoch)[0] for epoch in range(5)]
+        always = replace(config, multi_turn_share=1, **fields)
+        found = [data.build(record, info, BYTES, always, VISION, 0, epoch)[0] for epoch in range(5)]
         assert [(example.n_branches, example.dropped_branches) for example in found] == [(1, 1)] * 5
     orders = set()
     for example in examples(records[0])[:60]:
@@ -200,7 +207,8 @@ def test_records_with_the_same_id_make_random_choices_of_their_own(folder):
                 "shuffle_options": True}
     records = open_records(folder, *[{"id": "x", "annotations": [question]}] * 200)
     assert {record["id"] for record in records} == {"x"}
-    letters = Counter(learned(data.encode(record, BYTES, CONFIG, 0, 0))[0] for record in records)
+    letters = Counter(learned(data.encode(record, BYTES, CONFIG, VISION, 0, 0))[0]
+                      for record in records)
     assert all(letters[letter] >= 30 for letter in "ABCD"), letters
 
 
@@ -232,7 +240,7 @@ def test_a_track_with_no_point_on_a_frame_is_left_out_and_never_answered_with_no
     assert "dot" not in text
     # a record with only this track has nothing to train on, and no prompt is made for it
     record = open_records(folder, {"video": video, "annotations": [track]})[0]
-    assert data.size(record, BYTES, CONFIG, 0, 0) == (0, 0)
+    assert data.size(record, BYTES, CONFIG, VISION, 0, 0) == (0, 0)
     assert not questions_of(record, read_headers(record, CONFIG), CONFIG)
 
 
@@ -247,13 +255,13 @@ def test_an_unreadable_image_costs_its_record_only(tmp_path):
     cut, page, gone = Records(path)
     for record, kind in ((page, "damaged image"), (gone, "missing file")):
         with pytest.raises(Unreadable, match=f"^{kind}: "):
-            data.size(record, TOKENIZER, CONFIG, 0, 0)
+            data.size(record, TOKENIZER, CONFIG, VISION, 0, 0)
     # The header of a truncated file is intact, so the record is planned and only fails while it is
     # decoded. Then a placeholder of the planned size replaces it.
-    size = data.size(cut, TOKENIZER, CONFIG, 0, 0)
+    size = data.size(cut, TOKENIZER, CONFIG, VISION, 0, 0)
     with pytest.raises(Unreadable, match=r"^damaged image: "):
-        data.encode(cut, TOKENIZER, CONFIG, 0, 0)
-    example = placeholder("cut", *size, CONFIG, "damaged image: cut short")
+        data.encode(cut, TOKENIZER, CONFIG, VISION, 0, 0)
+    example = placeholder("cut", *size, VISION, "damaged image: cut short")
     assert size == (len(example.tokens), len(example.images))
     assert (example.id, example.unreadable) == ("cut", "damaged image: cut short")
     assert example.weights.sum() == 0
@@ -265,16 +273,18 @@ def test_the_reason_of_a_lost_record_does_not_repeat_its_place(tmp_path, monkeyp
     Image.new("RGB", (64, 48)).save(tmp_path / "a.png")
     (record,) = Records(write(tmp_path / "r.jsonl", image(CAPTION)))
     # the number of crops is the same, but the size is not
-    monkeypatch.setattr(media, "read_image", lambda path: np.zeros((64, 48, 3), np.uint8))
+    monkeypatch.setattr(vision, "to_array", lambda image: np.zeros((64, 48, 3), np.uint8))
     with pytest.raises(Unreadable) as error:
-        data.encode(record, TOKENIZER, CONFIG, 0, 0)
-    assert str(error.value) == "size differs: an image is not as large as its header says"
+        data.encode(record, TOKENIZER, CONFIG, VISION, 0, 0)
+    path = tmp_path / "a.png"
+    assert str(error.value) == f"size differs: {path} is not as large as its header says"
 
 
 @pytest.mark.parametrize("crops", [10, 400])
 def test_the_largest_example_fills_a_row(crops):
     """400 crops have more windows than a row has tokens."""
-    example = largest_example(CONFIG, crops, 384)
+    config = Config(data=CONFIG, model=PRESETS["toy"], pack_crops=crops)
+    example = largest_example(config)
     n_visual = min(25 * crops, CONFIG.max_tokens - 1)            # a 10 x 10 crop has 5 x 5 windows
     assert len(example.tokens) == CONFIG.max_tokens
     assert example.tokens.max() < 384
@@ -286,7 +296,7 @@ def test_the_largest_example_fills_a_row(crops):
     assert np.array_equal(patches, np.arange(4 * n_visual))      # each patch at most once
     per_image = 1 + CONFIG.most_crops()                          # 1 is the low-resolution view
     assert np.array_equal(example.image_id, np.arange(crops) // per_image)
-    parts = [largest_example(CONFIG, crops, 384, parallel.CropShard(rank, 3, 0, crops))
+    parts = [largest_example(config, parallel.CropShard(rank, 3, 0, crops))
              for rank in range(3)]
     assert sum(len(part.images) for part in parts) == crops
 
@@ -322,7 +332,7 @@ def test_a_prompt_shows_a_video_as_training_does(folder):
     times, _ = clip_times(video.duration, CONFIG, 1.0, 4.0)
     frames = media.frames(video, [1.0 + t for t in times])
     clip = VideoClip(times, frames, shift_subtitles([(2.0, 2.5, "hm")], 1.0))
-    prompt = data.encode_prompt([], [("?", None)], BYTES, CONFIG, clip)
+    prompt = encode_prompt([], [("?", None)], BYTES, CONFIG, VISION, clip)
     check_prompt(prompt, example)
     assert example.pool_src.shape[1] == 9
     assert len(example.images) == len(clip.times) == 7
@@ -333,10 +343,10 @@ def test_a_prompt_shows_images_as_training_does(folder):
     names = ["1.png", "0.png"]
     example = encoded(folder, {"images": names, "annotations": [QA]})
     images = [media.read_image(folder / name) for name in names]
-    prompt = data.encode_prompt(images, [("?", None)], BYTES, CONFIG)
+    prompt = encode_prompt(images, [("?", None)], BYTES, CONFIG, VISION)
     check_prompt(prompt, example)
     assert example.pool_src.shape[1] == 4
-    crops = [vision.crops(pixels, CONFIG.max_crops, CONFIG.vision)[0] for pixels in images]
+    crops = [vision.crops(pixels, CONFIG.max_crops, VISION)[0] for pixels in images]
     assert np.array_equal(example.images, np.concatenate(crops))
     text = BYTES.decode(example.tokens)
     assert 0 <= text.find("Image 1") < text.find("Image 2")
@@ -368,8 +378,8 @@ def test_the_ranks_of_a_group_decode_every_crop_exactly_once(folder, monkeypatch
               {"video": {"frames": GREY_FRAMES, "fps": 2}},
               {"image": "0.png"}, {"images": ["1.png", "0.png", "2.png"]}, {}]
     records = list(open_records(folder, *(visual | {"annotations": [QA]} for visual in inputs)))
-    sizes = [data.size(record, BYTES, CONFIG, 0, 0)[1] for record in records]
-    whole = [data.encode(record, BYTES, CONFIG, 0, 0) for record in records]
+    sizes = [data.size(record, BYTES, CONFIG, VISION, 0, 0)[1] for record in records]
+    whole = [data.encode(record, BYTES, CONFIG, VISION, 0, 0) for record in records]
     read_paths = []
     frame_counts = []
     count_frames = recorded(frame_counts, media.frames, lambda video, times: len(times))
@@ -380,8 +390,8 @@ def test_the_ranks_of_a_group_decode_every_crop_exactly_once(folder, monkeypatch
         images = []
         for k, record in enumerate(records):
             shard = parallel.CropShard(rank, cp_size, sum(sizes[:k]), sum(sizes))
-            example = data.encode(record, BYTES, CONFIG, 0, 0, shard)
-            selected = parallel.select_crops(whole[k], shard)
+            example = data.encode(record, BYTES, CONFIG, VISION, 0, 0, shard)
+            selected = select_crops(whole[k], shard)
             for name in ("tokens", "weights", "images", "image_id", "cp_rank", "pool_src",
                          "pool_dst"):
                 assert np.array_equal(getattr(example, name), getattr(selected, name)), name

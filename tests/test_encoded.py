@@ -37,7 +37,7 @@ FILES = ("media/records.jsonl", "media/films.jsonl")
 # training still read them, and the random choices of a record depend on its key "id:line". In a
 # .json file with an array, the line is where the row starts.
 CHATS = {"conformance/chats.jsonl": range(1, 33), "conformance/sharegpt.json": (2, 24, 38, 55)}
-COMMON = {"max_tokens": 2048, "max_crops": 4, "max_frames": 6, "vision": model.TOY_VISION}
+COMMON = {"max_tokens": 2048, "max_crops": 4, "max_frames": 6}
 CONFIGS = {
     "stage 1": data.DataConfig(**COMMON),
     "stage 2": data.DataConfig(**COMMON, prefix_all=False, separator=";", sqrt_length=True,
@@ -56,7 +56,7 @@ def encoded(record, config):
     for epoch in range(N_EPOCHS):
         try:
             shard = NO_CROPS if epoch else None      # the pixels are the same in every epoch
-            example = data.encode(record, TOKENIZER, config, 0, epoch, shard)
+            example = data.encode(record, TOKENIZER, config, model.TOY_VISION, 0, epoch, shard)
         except Unreadable:
             return "cannot be used"
         digest = hashlib.sha256()

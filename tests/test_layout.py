@@ -43,13 +43,13 @@ MAX_FUNCTION_LINES = 50              # but for tests; 57: attention.block_mask, 
 # of Python's tokenizer. So comments, docstrings, blank lines and broken lines cost nothing, and a
 # dense line costs as much as a plain one. A change that makes a part smaller lowers its number.
 CEILINGS = {
-    "the seven modules": 17_180,
+    "the seven modules": 16_670,
     "the seven modules, tokens per statement": 12.2,
-    "imported by train.py, without evaluation/ and toy/": 53_810,
-    "the same, in files": 43,
-    "all Python but tests": 150_370,
+    "imported by train.py, without evaluation/ and toy/": 53_210,
+    "the same, in files": 42,
+    "all Python but tests": 150_270,
     "tools/": 58_410,
-    "tools/bench/": 12_600,
+    "tools/bench/": 12_630,
     "tools/convert/, tools/prepare/ and tools/benchmarks.py": 25_140,
     "tests/": 193_960,
 }

@@ -21,12 +21,12 @@ import numpy as np
 import pytest
 import torch
 
-import data
 import model as models
 import packing
 import vision
 from evaluation.generate import generate
 from tests.test_attention import until_of
+from training.loader import text_example
 
 HERE = Path(__file__).parent / "conformance"
 EXPECTED = json.loads((HERE / "tiny_model.json").read_text())
@@ -239,7 +239,7 @@ def ask():
     b = batch()
     tokens = np.array([*b.tokens[0, :411].tolist(), *b.tokens[0, 446:470].tolist()])
     assert len(tokens) == expected_of("qwen")["greedy_prompt_len"]
-    prompt = data.text_example(tokens, 0, id="greedy")
+    prompt = text_example(tokens, 0, id="greedy")
     prompt.bidir = np.isin(tokens, VISUAL).astype(np.int32)
     prompt.image_id = np.arange(2, dtype=np.int32)
     prompt.pool_dst = np.flatnonzero(tokens == PATCH)

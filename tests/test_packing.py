@@ -20,7 +20,7 @@ from toy.world import WORDS, World
 
 VISION = dataclasses.replace(model.TOY_VISION, n_layer=2, feature_layers=(1, 0), grid=4)
 CONFIG = dataclasses.replace(model.PRESETS["toy"], n_layer=2, vision=VISION)
-DATA = data.DataConfig(max_tokens=2048, max_crops=4, vision=CONFIG.vision)
+DATA = data.DataConfig(max_tokens=2048, max_crops=4)
 TOKENIZER = ByteTokenizer(WORDS)
 
 
@@ -54,7 +54,7 @@ class Photos:
 
 def examples(n=5, **changes):
     config = dataclasses.replace(DATA, **changes)
-    return [data.encode(Photos()[i], TOKENIZER, config, 0, 0) for i in range(n)]
+    return [data.encode(Photos()[i], TOKENIZER, config, VISION, 0, 0) for i in range(n)]
 
 
 def branches_of(example):
@@ -180,7 +180,7 @@ def test_a_view_that_the_mosaic_repeats_is_encoded_once_with_the_same_result():
     """An image of one tile gives two equal crops. Batch only contains one of them."""
     m = grown()
     config = dataclasses.replace(DATA, max_crops=1)
-    example = data.encode(World("train")[3], TOKENIZER, config, 0, 0)
+    example = data.encode(World("train")[3], TOKENIZER, config, VISION, 0, 0)
     assert np.array_equal(*example.images)
     once = packing.collate([[example]], 512, CONFIG.vision)
     assert len(once.images) == 1

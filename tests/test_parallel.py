@@ -23,12 +23,13 @@ from records.visual import MediaInfo
 from tests.ranks import run_ranks
 from text.tokenizer import ByteTokenizer
 from text.visual_tokens import images_tokens, video_tokens
+from training.loader import select_crops
 from training.ranks import all_reduce_sums
 
 TOY = models.PRESETS["toy"]
 VISION = replace(TOY.vision, n_layer=3, feature_layers=(2, 1))
 CONFIG = replace(TOY, n_layer=2, n_head=8, n_kv_head=2, vision=VISION)
-DATA = data.DataConfig(max_tokens=512, max_crops=2, vision=VISION)
+DATA = data.DataConfig(max_tokens=512, max_crops=2)
 TOKENIZER = ByteTokenizer()
 T = 512
 PACKS = 8
@@ -73,16 +74,16 @@ def random_example(rng, kind):
     if kind == "video":
         times = [0.5 * k for k in range(int(rng.integers(2, 6)))]
         info = MediaInfo([(9, 9)], times)
-        crops = visual.frame_crops((random_image(rng) for _ in times), len(times), DATA)
-        ids, is_visual = video_tokens(times, None, TOKENIZER, DATA)
+        crops = visual.frame_crops((random_image(rng) for _ in times), len(times), VISION)
+        ids, is_visual = video_tokens(times, None, TOKENIZER, DATA, VISION)
     else:
         images = [random_image(rng) for _ in range(1 if kind == "image" else 3)]
         info = MediaInfo([image.shape[1::-1] for image in images])
-        crops = visual.image_crops(images, DATA)
-        ids, is_visual = images_tokens(info.sizes, TOKENIZER, DATA)
+        crops = visual.image_crops(images, DATA.max_crops, VISION)
+        ids, is_visual = images_tokens(info.sizes, TOKENIZER, DATA.max_crops, VISION)
     example = data.layout([TOKENIZER.bos, *ids], [False, *is_visual], branches, DATA)
     example.images = crops
-    data.place_visual_tokens(example, info, TOKENIZER, DATA)
+    data.place_visual_tokens(example, info, TOKENIZER, DATA.max_crops, VISION)
     return example
 
 
@@ -105,7 +106,7 @@ def crops_of_rank(row, rank, cp):
         return row
     crops = [0 if x.image_id is None else len(x.image_id) for x in row]
     before = np.cumsum([0, *crops]).tolist()
-    return [parallel.select_crops(x, parallel.CropShard(rank, cp, before[k], before[-1]))
+    return [select_crops(x, parallel.CropShard(rank, cp, before[k], before[-1]))
             for k, x in enumerate(row)]
 
 

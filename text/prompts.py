@@ -17,9 +17,18 @@ is random, and the first template is used.
 import re
 
 from text import choices, styles
-from text.points import format_points, format_tracks, unit
+from text.points import (
+    TrackFrames,
+    format_points,
+    format_tracks,
+    frame_time,
+    points_on_frames,
+    seconds,
+    track_frames,
+    track_rate,
+    unit,
+)
 from text.styles import chance, medium, parts_of, pick
-from text.tracks import TrackFrames, frame_time, points_on_frames, seconds, track_frames, track_rate
 
 # "How many metres" asks for an amount: nobody answers it by pointing at each metre.
 AMOUNT = (

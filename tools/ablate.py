@@ -40,11 +40,11 @@ def remove_trees():
     """An example gets only one annotation of its record, which is drawn again in every epoch."""
     build_tree = data.build_tree
 
-    def build_one(record, info, tokenizer, config, seed, epoch):
+    def build_one(record, info, tokenizer, config, vision_config, seed, epoch):
         annotations = record["annotations"]
         k = mixture.rng_for(seed, record["key"], epoch, "alone").integers(len(annotations))
         one = record | {"annotations": [annotations[k]]}
-        return build_tree(one, info, tokenizer, config, seed, epoch)
+        return build_tree(one, info, tokenizer, config, vision_config, seed, epoch)
 
     data.build_tree = build_one
 

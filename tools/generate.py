@@ -16,9 +16,9 @@ from tqdm import tqdm
 from evaluation.answer import Shown, asks_for_tracks, open_images, open_video, style_hint
 from evaluation.generate import evaluation_config
 from evaluation.pictures import MARK, draw_answer
+from evaluation.prompts import VideoClip
 from records.errors import Unreadable, UserError, lock, plural, warn
 from records.media import MAX_FRAMES
-from records.visual import VideoClip
 from tools import command, model_flags
 from toy import world
 
@@ -202,7 +202,8 @@ def main(argv=None):
 
     def open_one(path):
         if args.video:
-            return open_video(path, args.prompt, config, args.start, args.end, args.subtitles)
+            return open_video(path, args.prompt, config, loaded.model.config.vision,
+                              args.start, args.end, args.subtitles)
         return open_images([path], config)
 
     if args.prompt:

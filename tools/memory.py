@@ -150,7 +150,7 @@ def make_model(config, gpus, dtype, mode):
 def count(config, dtype, gpus=1):
     """-> LiveBytes of the first of `gpus` ranks, after the largest micro-batch."""
     shard = parallel.CropShard(0, config.cp, 0, config.pack_crops) if config.cp > 1 else None
-    example = largest_example(config.data, config.pack_crops, config.model.n_vocab, shard)
+    example = largest_example(config, shard)
     run = SimpleNamespace(
         config=config, ranks=Ranks(), device=torch.device("cpu"), dtype=dtype)
     batch = copy.copy(train.batch_of(run, [[example]] * config.micro_batch))

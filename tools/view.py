@@ -28,10 +28,9 @@ import attention
 import packing
 from records.errors import UserError, explained, plural
 from records.visual import read_headers
-from text.points import unit
+from text.points import since_start, unit
 from text.styles import parts_of
 from text.tokenizer import token_text
-from text.tracks import since_start
 from tools.command import draft, make_parser, output_file, report_errors
 from tools.plan import open_training
 from training.config import Config, parse
@@ -69,7 +68,7 @@ def plan_row(args, config, step, number, log=()):
     examples = [decoder.decode(item) for item in plan.packs[number]]
     places = [mixture[item.index] for item in plan.packs[number]]
     records = [source[i] for source, i, _ in places]
-    batch = packing.collate([examples], config.data.max_tokens, config.data.vision)
+    batch = packing.collate([examples], config.data.max_tokens, config.model.vision)
     return Row(examples, records, tokenizer, config, batch)
 
 
@@ -78,6 +77,7 @@ def read_row_of_run(run, step, number):
     with explained(f"--run {run}"):
         head = json.loads((run / "config.json").read_bytes())
         args = argparse.Namespace(**head["command"])
+        head["config"]["data"].pop("vision", None)  # older runs have a copy of model.vision there
         config = config_from_dict(head["config"], Config())
     if not (1 <= step <= config.steps and number < config.batch):
         raise UserError(f"--step {step} --row {number}: the run has steps 1 to "
@@ -223,7 +223,7 @@ def write_crops(row, number):
         for label, (x, y) in find_points(record, info, image) if is_whole else ():
             marks += (f'<circle cx="{100 * x:.2f}" cy="{100 * y:.2f}" r="2">'
                       f"<title>{html.escape(label)}</title></circle>")
-        picture = join_patches(example.images[k], row.config.data.vision)
+        picture = join_patches(example.images[k], row.config.model.vision)
         picture.thumbnail((side, side))
         svg = f'<svg viewBox="0 0 100 100" preserveAspectRatio="none">{marks}</svg>'
         figures.append(f'<figure><div><img alt="" src="{data_uri(picture)}">{svg}</div>'

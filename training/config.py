@@ -80,10 +80,6 @@ class Config:
     data: DataConfig = DataConfig()
     model: models.ModelConfig = models.PRESETS["4b"]
 
-    def __post_init__(self):
-        # data needs the geometry of crops that the model expects, so it gets the same object
-        object.__setattr__(self, "data", replace(self.data, vision=self.model.vision))
-
 
 CHOICES = {
     "cp_exchange": ("heads", "gather"),
@@ -119,13 +115,13 @@ RANGES = {
 
 
 def field_values(config, prefix=""):
-    """-> {dotted name: value} of every field except data.vision, which equals model.vision."""
+    """-> {dotted name: value} of every field."""
     values = {}
     for name, value in vars(config).items():
-        if not dataclasses.is_dataclass(value):
-            values[prefix + name] = value
-        elif name != "vision" or prefix != "data.":
+        if dataclasses.is_dataclass(value):
             values |= field_values(value, f"{prefix}{name}.")
+        else:
+            values[prefix + name] = value
     return values
 
 
@@ -329,8 +325,6 @@ def check(args, config):
          f"--lora needs llm in --train, and in --lora.layers some of {', '.join(LAYERS)}"),
         (config.lora.rank and not args.fields.get("freeze_embedding", True),
          "--lora does not train the embedding; remove --freeze_embedding=false"),
-        (not {*config.model.vision.feature_layers} <= {*range(config.model.vision.n_layer)},
-         "--model.vision.feature_layers: choose blocks from 0 to --model.vision.n_layer minus 1"),
         (args.eval_every < 0, f"--eval_every {args.eval_every}: must be at least 0"),
         (args.finish_at < 0, f"--finish_at {args.finish_at}: must be at least 0"),
         (args.eval_every and args.data and not args.eval,

@@ -11,7 +11,7 @@ size without loss replaces it, so that packs stay as planned.
 import math
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 
 import numpy as np
@@ -50,8 +50,8 @@ class Decoder:
         planned = item.tokens, item.crops
         if not reason:
             try:
-                example = data.encode(
-                    record, self.tokenizer, config.data, config.seed, epoch, shard)
+                example = data.encode(record, self.tokenizer, config.data, config.model.vision,
+                                      config.seed, epoch, shard)
                 n_crops = 0 if example.image_id is None else len(example.image_id)
                 size = len(example.tokens), n_crops
                 if size == planned:
@@ -59,17 +59,43 @@ class Decoder:
                 reason = f"size differs: {size} tokens and crops, {planned} planned"
             except Unreadable as e:
                 reason = str(e)
-        example = placeholder(record["id"], *planned, config.data, reason)
-        return parallel.select_crops(example, shard)
+        example = placeholder(record["id"], *planned, config.model.vision, reason)
+        return select_crops(example, shard)
 
 
-def placeholder(name, n_tokens, n_crops, config, reason):
+def text_example(tokens, weight, **fields):
+    """Tokens (T,) -> a data.Example without pixels and branches, with one loss weight for all. It
+    is a placeholder, or serves to measure memory: only its size matters, so no target is shifted.
+    """
+    n = len(tokens)
+    weights = np.full(n, weight, np.float32)
+    until = np.full(n, n, np.int32)
+    zeros = np.zeros(n, np.int32)  # no visual token, no annotation
+    return data.Example(tokens, tokens, weights, np.arange(n), until, zeros, zeros, **fields)
+
+
+def placeholder(name, n_tokens, n_crops, vision_config, reason):
     """-> a data.Example without loss, of the planned size, for a record that cannot be decoded."""
-    example = data.text_example(np.zeros(n_tokens, np.int64), 0, id=name, unreadable=reason)
+    example = text_example(np.zeros(n_tokens, np.int64), 0, id=name, unreadable=reason)
     if n_crops:
-        example.images = np.zeros((n_crops, config.vision.n_patch, config.vision.n_pixel), np.uint8)
+        shape = n_crops, vision_config.n_patch, vision_config.n_pixel
+        example.images = np.zeros(shape, np.uint8)
         example.image_id = np.arange(n_crops, dtype=np.int32)
     return example
+
+
+def select_crops(example, shard):
+    """A data.Example with all of its crops -> the same with the crops of one rank, which has a
+    parallel.CropShard. It is for examples that data.encode has not made, such as placeholders;
+    encode decodes the rank's crops only."""
+    if shard is None or example.image_id is None:
+        return example
+    # of_crop: for each crop the index of its image
+    ids, of_crop = np.unique(example.image_id, return_inverse=True)
+    n_crops = np.bincount(of_crop, minlength=len(ids))
+    cp_rank = shard.ranks(n_crops)[of_crop]
+    images = example.images[cp_rank == shard.cp_rank]
+    return replace(example, images=images, cp_rank=cp_rank)
 
 
 def share_packs(packs, n_ranks, n_together, micro_batch):

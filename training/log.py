@@ -16,10 +16,10 @@ from contextlib import suppress
 from itertools import product
 from pathlib import Path
 
+import numpy as np
 import torch
 import torch.distributed as dist
 
-import attention
 from records.errors import (
     RankDataError,
     RankError,
@@ -43,7 +43,7 @@ def count_rows(rows):
         "tokens": sum(len(x.tokens) for x in examples),
         "crops": sum(0 if x.image_id is None else len(x.image_id) for x in examples),
         "visual_tokens": sum(len(x.pool_dst) for x in examples),
-        "attention_pairs": sum(count_pairs(x) for x in examples),
+        "attention_pairs": sum(allowed_pairs(x.visible_until, x.bidir) for x in examples),
         "loss_tokens": sum(int((x.weights > 0).sum()) for x in examples),
         "unreadable_tokens": sum(len(x.tokens) for x in examples if x.unreadable),
         "branches_dropped": sum(x.dropped_branches for x in examples),
@@ -51,10 +51,16 @@ def count_rows(rows):
     }
 
 
-def count_pairs(example):
-    """-> the number of query-key pairs that attention computes for a data.Example."""
-    fields = example.visible_until, example.bidir
-    return attention.allowed_pairs(*map(torch.from_numpy, fields))
+def allowed_pairs(visible_until, bidir):
+    """The mask fields of an example or of a row, (T,) NumPy arrays -> how many query-key pairs the
+    rule of attention.py allows.
+
+    The queries k .. visible_until[k]-1 may attend to key k. In a group of n tokens that attend in
+    both directions, n(n-1)/2 pairs have a key after the query; the causal part has all others.
+    """
+    causal = visible_until - np.arange(len(visible_until))
+    _, n = np.unique(bidir[bidir != 0], return_counts=True)
+    return int(causal.sum() + (n * (n - 1) // 2).sum())
 
 
 class StepStats:
@@ -177,14 +183,14 @@ def read_steps(lines):
     return [by_step[step] for step in sorted(by_step)]
 
 
-def describe_jump(run, learning_rates):
+def describe_jump(run, rates):
     """-> a sentence if the schedule of a resumed run does not continue the schedule before it, else
-    "". learning_rates: {group: of today's schedule, at the step of the checkpoint}."""
+    "". rates: {group: learning rate of today's schedule at the step of the checkpoint}."""
     step = run.resume_from.step
     logged = {line["step"]: line["lr"] for line in read_steps(read_log(run.out / "log.jsonl"))}
     before = logged.get(step, {})
     jumps = [f"{group} from {before[group]:.3g} to {now:.3g}"
-             for group, now in learning_rates.items() if before.get(group, now) != now]
+             for group, now in rates.items() if before.get(group, now) != now]
     if not jumps:
         return ""
     return f"after step {step} the learning rate jumps, because of new flags: {', '.join(jumps)}"

@@ -110,10 +110,11 @@ def measure(mixture, tokenizer, config, index):
     try:
         record = source[i]
         info = read_headers(record, config.data)
-        example, used = data.build(record, info, tokenizer, config.data, config.seed, epoch)
+        example, max_crops = data.build(
+            record, info, tokenizer, config.data, config.model.vision, config.seed, epoch)
     except Unreadable as e:
         return Measured(source.where(i), str(e))
-    size = data.size_of(example, info, used)
+    size = data.size_of(example, info, max_crops, config.model.vision)
     return Measured(record["where"], skip_reason(record, size, config), record["id"], size,
                     example.n_branches, example.dropped_branches)
 

@@ -3,7 +3,6 @@
 import json
 import math
 import os
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import NamedTuple
@@ -11,7 +10,6 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-import data
 import model as models
 import parallel
 import vision
@@ -21,7 +19,7 @@ from records.reader import Records, stamp_of
 from text.tokenizer import ByteTokenizer, load_tokenizer
 from training import checkpoint
 from training.config import Config
-from training.loader import Loader
+from training.loader import Loader, select_crops, text_example
 from training.planner import PlanFile, StepPlanner
 from training.ranks import Ranks, device_of_rank, join_ranks
 from training.sources import fingerprint, open_sources
@@ -221,18 +219,6 @@ def fill_weights(run, model, optimizer):
         checkpoint.restore(run.resume_from, model, optimizer)
 
 
-@contextmanager
-def whole_model(run, model, dtype=None):
-    """Gives each rank a whole copy of the model, to generate answers."""
-    model.eval()
-    whole = files.gather_on_each(model, run.ranks, run.device, dtype or run.dtype)
-    # a model with adapters needs autocast as in training; a merged copy is in run.dtype already
-    is_mixed = run.dtype != torch.float32 and lora.has_adapters(whole)
-    with torch.autocast(run.device.type, run.dtype, enabled=is_mixed):
-        yield whole
-    model.train()
-
-
 def dry_run_largest_batch(run, groups, make_batch, forward_backward):
     """Runs two micro-batches of the largest possible size, with Adam's memory allocated. So a lack
     of memory ends the run before step 1. make_batch(run, rows) -> the Batch of a micro-batch.
@@ -243,7 +229,7 @@ def dry_run_largest_batch(run, groups, make_batch, forward_backward):
     shard = None
     if config.cp > 1:
         shard = parallel.CropShard(run.ranks.cp_rank, config.cp, 0, config.pack_crops)
-    example = largest_example(config.data, config.pack_crops, config.model.n_vocab, shard)
+    example = largest_example(config, shard)
     for _ in range(2):  # the second one runs while the gradients of the first one exist
         forward_backward(make_batch(run, [[example]] * config.micro_batch).to(run.device))
     del adam
@@ -254,20 +240,21 @@ def dry_run_largest_batch(run, groups, make_batch, forward_backward):
         warn(f"dry run: the largest batch needs {peak:.1f} GiB of a GPU")
 
 
-def largest_example(config, n_crops, n_vocab, shard=None):
-    """-> a data.Example that fills a row. Every token has loss. It has n_crops crops, and as many
-    visual tokens as these can have: 2 x 2 patches each, in windows that are padded to 9."""
-    example = data.text_example(np.arange(config.max_tokens) % n_vocab, 1, id="largest")
-    n_patch = config.vision.n_patch
-    grid = np.arange(n_patch).reshape(config.vision.grid, config.vision.grid)
-    view = vision.windows(grid, 2)
-    source = np.concatenate([np.where(view < 0, -1, view + k * n_patch) for k in range(n_crops)])
-    source = source[: config.max_tokens - 1]
-    example.images = np.zeros((n_crops, n_patch, config.vision.n_pixel), np.uint8)
-    example.image_id = np.arange(n_crops, dtype=np.int32) // (1 + config.most_crops())
+def largest_example(config, shard=None):
+    """-> a data.Example that fills a row. Every token has loss. It has config.pack_crops crops, and
+    as many visual tokens as these can have: 2 x 2 patches each, in windows that are padded to 9."""
+    T = config.data.max_tokens
+    n_crops = config.pack_crops
+    v = config.model.vision
+    example = text_example(np.arange(T) % config.model.n_vocab, 1, id="largest")
+    view = vision.windows(np.arange(v.n_patch).reshape(v.grid, v.grid), 2)
+    source = np.concatenate([np.where(view < 0, -1, view + k * v.n_patch) for k in range(n_crops)])
+    source = source[: T - 1]
+    example.images = np.zeros((n_crops, v.n_patch, v.n_pixel), np.uint8)
+    example.image_id = np.arange(n_crops, dtype=np.int32) // (1 + config.data.most_crops())
     example.pool_src = np.pad(source, ((0, 0), (0, 5)), constant_values=-1)
     example.pool_dst = np.arange(1, 1 + len(source))
-    return parallel.select_crops(example, shard)
+    return select_crops(example, shard)
 
 
 @dataclass(frozen=True)

@@ -82,9 +82,6 @@ def read_entries(folder, entries, in_group=False):
 
 def read_entry(folder, entry, in_group):
     """-> an entry of a mix.json, with whole paths. ValueError if a field is wrong."""
-    if "split_turns" in entry:
-        raise ValueError("'split_turns' is now an option of the converter: python -m tools.convert "
-                         "FILE OUT.jsonl --split-turns; then use OUT.jsonl as the path here")
     is_group = "group" in entry and not in_group
     known = GROUP_FIELDS if is_group else MEMBER_FIELDS if in_group else FILE_FIELDS
     wrong = [name for name, value in entry.items()
@@ -194,6 +191,7 @@ def fingerprint(sources, rates, tokenizer, config):
         files = b"".join(path.read_bytes() for path in sorted(Path(folder).iterdir()))
     found = {f"data.{key}": value for key, value in dataclasses.asdict(config.data).items()
              if key != "trained_crops"}  # only evaluation uses it
+    found["data.vision"] = dataclasses.asdict(config.model.vision)  # the sizes of crops
     found |= {name: getattr(config, name) for name in ("seed", "pool_size", "pack_crops")}
     found["tokenizer"] = hashlib.sha256(files).hexdigest()
     found["data"] = [[source.name, rate, source.fingerprint]

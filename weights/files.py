@@ -63,10 +63,9 @@ def save(model, folder):
 
 
 def save_data_config(data_config, folder):
-    """Writes data.json, the settings used at inference. config.json contains the vision part."""
-    values = dataclasses.asdict(data_config)
-    del values["vision"]
-    (Path(folder) / "data.json").write_text(json.dumps(values), encoding="utf-8")
+    """Writes data.json, the settings used at inference."""
+    text = json.dumps(dataclasses.asdict(data_config))
+    (Path(folder) / "data.json").write_text(text, encoding="utf-8")
 
 
 def describe(folder):
@@ -271,20 +270,11 @@ def open_model_folder(folder, device="cpu", dtype=torch.float32):
 
 def read_data_config(folder):
     """A ModelFolder -> the DataConfig that its model was trained with. Raises ValueError."""
-    data_config = DataConfig(**RELEASED_SETTINGS)
     settings = folder.path / "data.json"
-    if settings.is_file():
-        with explained(settings):
-            data_config = config_from_dict(json.loads(settings.read_bytes()), DataConfig())
-    return dataclasses.replace(data_config, vision=folder.config.vision)
-
-
-def gather_on_each(model, ranks, device, dtype):
-    """-> the model that this rank evaluates. This is a copy on its device in `dtype`. A single
-    process in float32 or with adapters evaluates the model itself."""
-    if not ranks.mesh and (dtype == torch.float32 or lora.has_adapters(model)):
-        return model
-    return whole_copy(model, device, dtype)
+    if not settings.is_file():
+        return DataConfig(**RELEASED_SETTINGS)
+    with explained(settings):
+        return config_from_dict(json.loads(settings.read_bytes()), DataConfig())
 
 
 def whole_copy(model, device, dtype, keep=True):

@@ -1,6 +1,7 @@
 """Evaluation with the answers of a function in place of a model."""
 
 import json
+from types import SimpleNamespace
 from unittest import mock
 
 import numpy as np
@@ -9,7 +10,7 @@ from tqdm import tqdm
 from evaluation import evaluate as evaluation
 from records.reader import Records
 from records.visual import read_headers
-from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER
+from tests.evaluation.small_model import CONFIG, DATA, MEDIA, TOKENIZER
 from text.prompts import turns_of
 
 
@@ -47,10 +48,11 @@ def evaluate_answers(records, answer, masks_of=None, **options):
         return [TOKENIZER.encode(answer(question)) for question in batch]
 
     options = {"max_new": 10_000, **options}
+    model = SimpleNamespace(config=CONFIG)
     with mock.patch.multiple(evaluation, prompt_batches=noted_batches, generate=answers,
                              tqdm=lambda **options: tqdm(disable=True),
                              losses_of=lambda *args: []):
-        return evaluation.evaluate(None, TOKENIZER, DATA, records, masks_of, **options)
+        return evaluation.evaluate(model, TOKENIZER, DATA, records, masks_of, **options)
 
 
 def clip_with_masks(folder):

@@ -15,7 +15,7 @@ from weights import files
 MEDIA = Path(__file__).parents[1] / "media"
 VISION = dataclasses.replace(model.TOY_VISION, n_layer=2, feature_layers=(1, 0))
 CONFIG = dataclasses.replace(model.PRESETS["toy"], n_layer=2, vision=VISION)
-DATA = data.DataConfig(max_tokens=512, max_crops=1, length_hint=0, max_frames=6, vision=VISION)
+DATA = data.DataConfig(max_tokens=512, max_crops=1, length_hint=0, max_frames=6)
 TOKENIZER = ByteTokenizer(world.WORDS)
 
 

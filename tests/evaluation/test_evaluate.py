@@ -12,8 +12,9 @@ import data
 import packing
 from evaluation import evaluate as evaluation
 from evaluation.generate import generate
+from evaluation.prompts import VideoClip, encode_prompt
 from records.reader import Records
-from records.visual import VideoClip, read_headers
+from records.visual import read_headers
 from tests.evaluation.answers import all_records, evaluate_answers, true_answer
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, VISION, random_model
 from text.prompts import turns_of
@@ -23,13 +24,12 @@ def test_a_later_turn_is_asked_after_the_true_answers_to_earlier_ones(monkeypatc
     (record,) = [r for r in Records(MEDIA / "records.jsonl") if r["id"] == "astronaut"]
     record["annotations"] = record["annotations"][2:]
     asked = {}
-    encode_prompt = data.encode_prompt
 
     def noted(images, turns, *rest):
         asked[len(turns)] = turns
         return encode_prompt(images, turns, *rest)
 
-    monkeypatch.setattr(data, "encode_prompt", noted)
+    monkeypatch.setattr(evaluation, "encode_prompt", noted)
     answers = ("no idea", "A flag.")
     metrics, (first, second) = evaluate_answers([record], lambda q: answers[q.turn])
     assert asked[2][0][1] == "A model of a space shuttle with its boosters."
@@ -81,7 +81,7 @@ def test_questions_asked_together_are_answered_as_alone_from_one_decoding(monkey
     for p in predictions:
         annotation = record["annotations"][p["annotation"]]
         turns = turns_of(annotation, record, info.sizes, DATA, None, info.times)
-        prompt = data.encode_prompt([], [(turns[0][0], None)], TOKENIZER, DATA, clip)
+        prompt = encode_prompt([], [(turns[0][0], None)], TOKENIZER, DATA, VISION, clip)
         (ids,) = generate(small_model, [prompt], TOKENIZER.stops, 8)
         assert p["text"] == TOKENIZER.decode(ids), p["prompt"]
         assert ("cut" in p) == (len(ids) == 8)
@@ -98,7 +98,7 @@ def test_a_batch_is_as_large_as_rows_crops_and_tokens_allow(monkeypatch, max_row
     monkeypatch.setattr(evaluation, "MAX_CACHED_TOKENS", max_tokens)
     records = list(Records(MEDIA / "records.jsonl"))
     questions, _ = evaluation.collect_questions(records, DATA, max_new=20)
-    batches = list(evaluation.prompt_batches(questions, TOKENIZER, DATA, {}))
+    batches = list(evaluation.prompt_batches(questions, TOKENIZER, DATA, VISION, {}))
     assert [question for batch in batches for question, _ in batch] == questions
     assert len(batches) > 1
     for batch, following in zip(batches, [*batches[1:], None], strict=True):
@@ -113,9 +113,9 @@ def test_frames_resized_once_are_the_frames_of_training():
     """data.encode makes its crops from the full frames."""
     record = Records(MEDIA / "films.jsonl")[1]
     questions, _ = evaluation.collect_questions([record], DATA, max_new=9)
-    (batch,) = evaluation.prompt_batches(questions, TOKENIZER, DATA, {})
+    (batch,) = evaluation.prompt_batches(questions, TOKENIZER, DATA, VISION, {})
     _, prompt = batch[0]
-    assert np.array_equal(prompt.images, data.encode(record, TOKENIZER, DATA, 0, 0).images)
+    assert np.array_equal(prompt.images, data.encode(record, TOKENIZER, DATA, VISION, 0, 0).images)
     # subtitles are shown, in seconds of the clip
     assert "0.5 - 2.0 (yawns)" in TOKENIZER.decode(prompt.tokens.tolist())
 
@@ -132,7 +132,7 @@ def test_the_nll_is_the_weighted_mean_of_training_by_source():
     losses = {"records.jsonl": [], "films.jsonl": []}
     weights = {"records.jsonl": [], "films.jsonl": []}
     for record in records:
-        example = data.encode(record, TOKENIZER, whole, 0, 0)
+        example = data.encode(record, TOKENIZER, whole, VISION, 0, 0)
         batch = packing.collate([[example]], len(example.tokens), VISION)
         with torch.no_grad():
             log_p = small_model.logits(batch)[0].log_softmax(-1)

@@ -11,6 +11,7 @@ import data
 import model
 import packing
 from evaluation.generate import Sampling, evaluation_config, generate, sample
+from evaluation.prompts import encode_prompt
 from tests.evaluation.small_model import CONFIG, DATA, TOKENIZER, VISION, random_model
 from toy import world
 from weights.files import RELEASED_SETTINGS
@@ -26,7 +27,7 @@ def toy_prompt(question, i=0, image=True):
     """A question about image i of the toy world, or about nothing."""
     images = world.World("test")
     shown = images.images(images[i]) if image else []
-    return data.encode_prompt(shown, [(question, None)], TOKENIZER, DATA)
+    return encode_prompt(shown, [(question, None)], TOKENIZER, DATA, VISION)
 
 
 @pytest.fixture(scope="module")

@@ -8,12 +8,13 @@ import torch.distributed as dist
 
 import parallel
 from evaluation.evaluate import evaluate
+from evaluation.report import gather_on_each
 from records.reader import Records
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, random_model
 from tests.ranks import run_ranks
 from training.ranks import Ranks
 from weights import lora
-from weights.files import gather_on_each, whole_copy
+from weights.files import whole_copy
 
 pytestmark = pytest.mark.slow
 

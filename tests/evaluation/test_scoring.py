@@ -21,7 +21,7 @@ from tests.evaluation.answers import (
     true_answer,
 )
 from tests.evaluation.small_model import DATA, TOKENIZER
-from text.tracks import seconds
+from text.points import seconds
 from toy import world
 
 

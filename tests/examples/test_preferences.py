@@ -17,15 +17,15 @@ import train
 from examples import preferences
 from records.parse import parse
 from records.reader import Records
-from tests import test_parallel
 from tests.ranks import run_ranks
-from tests.test_parallel import TOKENIZER, VISION, T, new_model
+from tests.test_parallel import CONFIG, TOKENIZER, VISION, T, crops_of_rank, new_model
+from tests.test_parallel import DATA as OF_TREES
 from tests.training.processes import ROOT, start, stderr_of
 from tests.training.runs import SMALL, back_to, logged, sentence
 from training.ranks import Ranks
 
 MEDIA = ROOT / "tests" / "media"
-DATA = replace(test_parallel.DATA, prefix_all=False)     # prompts without a length hint
+DATA = replace(OF_TREES, prefix_all=False)               # prompts without a length hint
 QUESTION = "Where is it?"
 LEFT, UNKNOWN = "On the left.", "I cannot say, because I see nothing."
 PLAIN = {"type": "qa", "question": "What is it?", "answer": "A cat."}
@@ -44,7 +44,7 @@ def example_of(*annotations, media="chelsea.png", config=DATA):
     image = {"path": str(MEDIA / media)}
     record = parse({"id": "0", "image": image, "annotations": list(annotations)})
     record |= {"key": "0", "where": "x.jsonl:1", "source": Records(MEDIA / "records.jsonl")}
-    return data.encode(record, TOKENIZER, config, 0, 0)
+    return data.encode(record, TOKENIZER, config, VISION, 0, 0)
 
 
 def new_reference():
@@ -57,8 +57,8 @@ def new_reference():
 
 def learn(reference, model, row, ranks=None, cp=1, cp_heads=0):
     """Calls forward_backward with the part of a run that it needs."""
-    config = SimpleNamespace(data=replace(DATA, max_tokens=2 * T), crop_bucket=1, z_loss=0.0,
-                             cp=cp, cp_heads=cp_heads)
+    config = SimpleNamespace(data=replace(DATA, max_tokens=2 * T), model=CONFIG, crop_bucket=1,
+                             z_loss=0.0, cp=cp, cp_heads=cp_heads)
     run = SimpleNamespace(config=config, ranks=ranks or Ranks(), device=torch.device("cpu"),
                           dtype=torch.float32)
     batch = preferences.batch_of(run, [row])
@@ -125,7 +125,7 @@ def worker(rank, folder, cp_heads):
     reference = new_reference()
     parallel.share_rows(model, mesh)
     parallel.share_rows(reference, mesh)
-    row = test_parallel.crops_of_rank(packed(), rank, 2)
+    row = crops_of_rank(packed(), rank, 2)
     learn(reference, model, row, Ranks(mesh=mesh, cp=2, cp_rank=rank), 2, cp_heads)
     found = gradients(model)
     dist.all_reduce(found)

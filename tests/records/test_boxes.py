@@ -10,6 +10,7 @@ from records.reader import Records
 from tests.evaluation.answers import evaluate_answers
 from tests.records.samples import image, verdict, write
 from text.tokenizer import ByteTokenizer
+from vision import RELEASED
 
 BOX = {"type": "box", "label": "cup", "coords": "percent", "form": "xyxy",
        "boxes": [{"box": [10, 20, 30, 60]}, {"box": [50, 50, 70, 60]}]}
@@ -60,12 +61,12 @@ def two_boxes(tmp_path):
 def test_it_is_trained_as_points_with_their_weight_and_limit(two_boxes):
     tokenizer = ByteTokenizer()
     config = data.DataConfig(max_tokens=4096, max_crops=1, point_weight=0.2, sqrt_length=True)
-    example = data.encode(two_boxes[0], tokenizer, config, 0, 0)
+    example = data.encode(two_boxes[0], tokenizer, config, RELEASED, 0, 0)
     text = tokenizer.decode(example.targets[example.weights > 0].tolist())
     assert 'coords="1 1 200 400 2 725 450"' in text
     assert sorted(set(example.weights.tolist())) == pytest.approx([0, 0.2])
     few = data.DataConfig(max_tokens=4096, max_crops=1, max_points=1)
-    assert data.size(two_boxes[0], tokenizer, few, 0, 0) == (0, 0)
+    assert data.size(two_boxes[0], tokenizer, few, RELEASED, 0, 0) == (0, 0)
 
 
 # first both points are inside, far from the centres; then one is outside by a thousandth

@@ -24,6 +24,7 @@ from tests.records.visual_records import (
     GREY_FRAMES,
     TOKENIZER,
     VIDEO,
+    VISION,
     encoded,
     open_records,
     write_media,
@@ -79,13 +80,15 @@ UNUSABLE = [
     ({"video": VIDEO, "annotations": [{**TRACK, "times": [60]}]}, "outside the clip: "),
     ({"video": VIDEO, "annotations": [{**TRACK, "query": {**TRACK_POINTS[0], "t": 60}}]},
      "outside the clip: "),
+    ({"images": ["0.png"] * 6, "annotations": [QA]},
+     "too long: the record has 6 images, but --data.max_images is 5"),
 ]
 
 
 @pytest.mark.parametrize(("record", "message"), UNUSABLE)
 def test_unusable_media_and_times_cost_their_record_while_planning(folder, record, message):
     with pytest.raises(Unreadable, match=f"^{message}"):
-        data.size(first_record(folder, record), TOKENIZER, CONFIG, 0, 0)
+        data.size(first_record(folder, record), TOKENIZER, CONFIG, VISION, 0, 0)
 
 
 def test_a_time_may_lie_half_a_frame_outside_the_clip(folder):
@@ -153,7 +156,7 @@ def test_videos_with_tracks_are_looked_at_where_the_tracks_have_points(folder):
     for max_frames, n_seen in ((6, 6), (4, 4), (384, 6)):
         config = replace(CONFIG, max_frames=max_frames)
         times = read_headers(record, config).times
-        text = TOKENIZER.decode(data.encode(record, TOKENIZER, config, 0, 0).tokens)
+        text = TOKENIZER.decode(data.encode(record, TOKENIZER, config, VISION, 0, 0).tokens)
         assert [t for t in times if t == int(t)] == list(range(n_seen))
         assert len(times) <= max_frames
         assert all(f"{100 * t + 50:03d} 500" in text for t in range(n_seen))
@@ -182,23 +185,23 @@ def test_a_track_of_every_frame_is_asked_about_over_the_whole_video(folder, fps)
 
 def test_planned_crops_and_windows_are_those_of_the_images():
     rng = np.random.default_rng(0)
-    sizes = [tuple(rng.integers(12, 400, 2).tolist()) for _ in range(CONFIG.max_images + 1)]
+    sizes = [tuple(rng.integers(12, 400, 2).tolist()) for _ in range(6)]
     images = [rng.integers(0, 255, (h, w, 3), np.uint8) for w, h in sizes]
-    kept = images[: CONFIG.max_images]
-    parts = [vision.crops(pixels, CONFIG.max_crops, CONFIG.vision) for pixels in kept]
+    parts = [vision.crops(pixels, 2, VISION) for pixels in images]
     info = MediaInfo(sizes)
-    assert crops_per_image(info, CONFIG) == [len(crops) for crops, _ in parts]
-    assert set(crops_per_image(info, CONFIG)) == {2, 3}
-    assert np.array_equal(image_crops(images, CONFIG), np.concatenate([part[0] for part in parts]))
+    assert crops_per_image(info, 2, VISION) == [len(crops) for crops, _ in parts]
+    assert set(crops_per_image(info, 2, VISION)) == {2, 3}
+    found = image_crops(images, 2, VISION)
+    assert np.array_equal(found, np.concatenate([part[0] for part in parts]))
     n_before = 0
     expected = []
     for crops, windows in parts:
-        expected.append(np.where(windows < 0, -1, windows + n_before * CONFIG.vision.n_patch))
+        expected.append(np.where(windows < 0, -1, windows + n_before * VISION.n_patch))
         n_before += len(crops)
-    assert np.array_equal(pool_windows(info, CONFIG), np.concatenate(expected))
-    assert image_crops([], CONFIG).shape == (0, 100, 300)
+    assert np.array_equal(pool_windows(info, 2, VISION), np.concatenate(expected))
+    assert image_crops([], 2, VISION).shape == (0, 100, 300)
     with pytest.raises(ValueError, match="shorter"):             # a frame is missing
-        frame_crops(iter(images[:1]), 2, CONFIG)
+        frame_crops(iter(images[:1]), 2, VISION)
 
 
 def test_a_clip_of_frames_word_by_word_and_pixel_by_pixel(folder):

@@ -14,7 +14,8 @@ from tests.records.samples import write
 from text.tokenizer import ByteTokenizer
 
 TOKENIZER = ByteTokenizer()
-CONFIG = data.DataConfig(max_tokens=4096, max_crops=2, max_frames=8, vision=model.TOY_VISION)
+CONFIG = data.DataConfig(max_tokens=4096, max_crops=2, max_frames=8)
+VISION = model.TOY_VISION
 VIDEO = "bigbuckbunny.mp4"
 VIDEO_PATH = Path(__file__).parents[1] / "media" / VIDEO
 GREY_FRAMES = [f"grey{k}.png" for k in range(6)]
@@ -40,7 +41,7 @@ def open_records(folder, *records, name="r.jsonl"):
 
 
 def encoded(folder, record, config=CONFIG, epoch=0):
-    return data.encode(open_records(folder, record)[0], TOKENIZER, config, 0, epoch)
+    return data.encode(open_records(folder, record)[0], TOKENIZER, config, VISION, 0, epoch)
 
 
 def random_text(rng):

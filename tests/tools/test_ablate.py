@@ -14,6 +14,8 @@ import torch
 import data
 import train
 import vision
+from evaluation.prompts import encode_prompt
+from model import TOY_VISION
 from text.tokenizer import ByteTokenizer
 from tools import ablate
 from toy import world
@@ -38,7 +40,7 @@ def remove(monkeypatch):
 
 
 def encode(epoch=0):
-    return data.encode(MovingShapes("train")[INDEX], TOKENIZER, CONFIG, 0, epoch)
+    return data.encode(MovingShapes("train")[INDEX], TOKENIZER, CONFIG, TOY_VISION, 0, epoch)
 
 
 def test_without_trees_an_epoch_has_one_annotation_and_all_epochs_have_all(remove):
@@ -52,7 +54,7 @@ def test_without_trees_an_epoch_has_one_annotation_and_all_epochs_have_all(remov
     alone = [encode(epoch) for epoch in range(60)]
     assert all(example.n_branches == 1 for example in alone)
     assert {tuple(example.targets[example.weights > 0]) for example in alone} == answers
-    size = data.size(MovingShapes("train")[INDEX], TOKENIZER, CONFIG, 0, 3)
+    size = data.size(MovingShapes("train")[INDEX], TOKENIZER, CONFIG, TOY_VISION, 0, 3)
     assert size == (len(alone[3].tokens), len(with_trees.images))
 
 
@@ -64,7 +66,8 @@ def test_without_bidirectional_attention_everything_else_stays(remove):
     for name in ("tokens", "targets", "weights", "pos", "visible_until", "pool_src"):
         assert np.array_equal(getattr(before, name), getattr(after, name)), name
     image = np.zeros((100, 100, 3), np.uint8)
-    prompt = data.encode_prompt([image], [("count: any shape", None)], TOKENIZER, CONFIG)
+    turns = [("count: any shape", None)]
+    prompt = encode_prompt([image], turns, TOKENIZER, CONFIG, TOY_VISION)
     assert not prompt.bidir.any()                            # also in evaluation
 
 

@@ -103,7 +103,7 @@ def test_a_clip_with_subtitles_is_shown_at_times_of_its_own(call, fake, tmp_path
         f"]0.0 {FRAME} 0.5 {FRAME} 1.0 {FRAME} 1.5 {FRAME} 1.7 {FRAME}"
         "subtitle\n0.0 - 1.2 Two lines of it\n[user\nWhere?]\n[assistant\n")
     video = media.probe(VIDEO)
-    crops = [vision.frame(frame, VISION)[0]
+    crops = [vision.frame(frame, VISION)
              for frame in media.frames(video, [1, 1.5, 2, 2.5, 2.7])]
     assert np.array_equal(prompt.images, np.concatenate(crops))
     assert prompt.pool_src.shape[1] == 9
@@ -255,20 +255,20 @@ def test_a_folder_gives_one_line_per_file_and_a_second_start_continues(
     out = folder / "answers.jsonl"
     flags = "--image", folder, "--prompt", "pointing: x", "--out", out
     fake.answer = '<points coords="1 1 500 500">x</points>'
-    encode_prompt = answer.data.encode_prompt
+    encode_prompt = answer.encode_prompt
 
     def interrupted(*args):
         if len(fake.prompts) == 11:
             raise KeyboardInterrupt
         return encode_prompt(*args)
 
-    monkeypatch.setattr(answer.data, "encode_prompt", interrupted)
+    monkeypatch.setattr(answer, "encode_prompt", interrupted)
     with pytest.raises(SystemExit):
         call(*flags)
     assert out.read_bytes().count(b"\n") == 11
     with open(out, "r+b") as file:
         file.truncate(out.stat().st_size - 9)
-    monkeypatch.setattr(answer.data, "encode_prompt", encode_prompt)
+    monkeypatch.setattr(answer, "encode_prompt", encode_prompt)
     assert call(*flags) == f"{out}: 19 answers; 1 file could not be read\n"
     assert len(fake.prompts) == 20                  # the cut line was answered twice
     lines = [json.loads(line) for line in out.open()]

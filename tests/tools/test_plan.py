@@ -31,7 +31,8 @@ def test_the_numbers_are_those_of_the_encoded_examples(tmp_path):
     _, config = parse(["--stage", "1", "--tiny", "--data.max_tokens=800", "--pool_size=5"])
     tokenizer = ByteTokenizer()
     found = plan.count_records([reader], tokenizer, config)
-    examples = [data.encode(reader[i], tokenizer, config.data, 0, 0) for i in range(N_USABLE)]
+    examples = [data.encode(reader[i], tokenizer, config.data, config.model.vision, 0, 0)
+                for i in range(N_USABLE)]
     assert (found["records"], found["usable"]) == (43, N_USABLE)
     assert found["skipped"] == {"missing file": 1, "too long": 1, "nothing to train on": 1}
     assert found["tokens"] == sum(len(e.tokens) for e in examples)

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import data
+from model import TOY_VISION
 from records.reader import Records
 from tests.test_layout import ROOT
 from tests.toy.test_world import CONFIG, TOKENIZER
@@ -25,10 +26,10 @@ def test_the_world_as_files_is_the_same_world(kind, tmp_path):
     for i in range(5):
         assert records[i]["id"] == source[i]["id"]
         assert len(records[i]["annotations"]) == len(source[i]["annotations"])
-        here = data.encode(source[i], TOKENIZER, CONFIG, 0, 0)
+        here = data.encode(source[i], TOKENIZER, CONFIG, TOY_VISION, 0, 0)
         # random choices depend on the line in the file, so the key is the same here
         of_file = records[i] | {"key": source[i]["key"]}
-        there = data.encode(of_file, TOKENIZER, CONFIG, 0, 0)
+        there = data.encode(of_file, TOKENIZER, CONFIG, TOY_VISION, 0, 0)
         for name in ("tokens", "targets", "weights", "images", "pool_src"):
             assert np.array_equal(getattr(here, name), getattr(there, name)), name
         for k, a in enumerate(source[i]["annotations"]):

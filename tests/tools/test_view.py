@@ -104,7 +104,7 @@ def test_figures_are_the_crops():
     assert len(figures) == len(crops)
     for figure, crop in zip(figures, crops, strict=True):
         pixels = read_image(figure)
-        assert np.array_equal(vision.patchify(pixels[None], row.config.data.vision)[0], crop)
+        assert np.array_equal(vision.patchify(pixels[None], row.config.model.vision)[0], crop)
 
 
 def test_frames_show_the_points_of_their_time(tmp_path):
@@ -176,6 +176,9 @@ def test_a_step_of_a_run_is_shown_as_it_was_trained_on(tmp_path, capsys):
                 "--pool_size=3", "--out", str(run)])
     log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
     steps = {line["step"]: line for line in log if "loss" in line}
+    head = json.loads((run / "config.json").read_text())    # as earlier versions wrote it
+    head["config"]["data"]["vision"] = head["config"]["model"]["vision"]
+    (run / "config.json").write_text(json.dumps(head))
     unreadable = 0
     for step, line in steps.items():
         rows = [view.read_row_of_run(run, step, number) for number in (0, 1)]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import data
+from model import TOY_VISION
 from tests.toy.test_world import colour_of
 from text.tokenizer import ByteTokenizer
 from toy import world
@@ -50,9 +51,9 @@ def test_sources_fit_the_rows_of_their_stage_and_planned_sizes_are_those_encoded
     for source in world.mixture(0, stage)[0]:
         for i in range(5000, 5012):
             record = source[i]
-            example = data.encode(record, TOKENIZER, config, 0, 0)
+            example = data.encode(record, TOKENIZER, config, TOY_VISION, 0, 0)
             n_crops = 0 if example.image_id is None else len(example.image_id)
-            planned = data.size(record, TOKENIZER, config, 0, 0)
+            planned = data.size(record, TOKENIZER, config, TOY_VISION, 0, 0)
             assert planned == (len(example.tokens), n_crops)
             assert planned[0] <= config.max_tokens
             assert not example.dropped_branches

@@ -207,8 +207,6 @@ MISTAKES = [
     (["--data.separator=x"], "--data.separator: invalid choice: 'x'"),
     (["--resume", "--overwrite"], "--resume and --overwrite contradict each other"),
     (["--else-init", "x"], "--else-init needs --resume"),
-    (["--model.vision.feature_layers=0,3"],
-     "choose blocks from 0 to --model.vision.n_layer minus 1"),
     (["--eval_every=-1"], "--eval_every -1: must be at least 0"),
     (["--eval", "x"], "--eval and --skip-missing need --data"),
 ]

@@ -211,11 +211,11 @@ def test_a_batch_of_unreadable_images_alone_is_trained_through():
     torch.manual_seed(0)
     config = parse(SMALL)[1]
     m = model.Molmo2(config.model).init_weights()
-    config = config.data
-    text = data.layout([stream.TOKENIZER.bos], [False], [data.Branch([([5] * 9, True)])], config)
-    unreadable = placeholder("a", 30, 2, config, "damaged image: x")
+    branches = [data.Branch([([5] * 9, True)])]
+    text = data.layout([stream.TOKENIZER.bos], [False], branches, config.data)
+    unreadable = placeholder("a", 30, 2, config.model.vision, "damaged image: x")
     for row in ([unreadable], [unreadable, text]):
-        batch = packing.collate([row], 64, config.vision)
+        batch = packing.collate([row], 64, config.model.vision)
         assert len(batch.pool_src) == len(batch.pool_dst) == 1
         assert (batch.pool_src == -1).all()
         nll, _ = m(batch)

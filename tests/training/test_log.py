@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-import data
 import train
 from records.errors import DataError, RankDataError, RankError, RunError, Terminated, UserError
 from records.mixture import Mixture
@@ -22,6 +21,7 @@ from tests.training.runs import SMALL, logged, run, sentence
 from training import checkpoint, log
 from training.checkpoint import Checkpoint
 from training.config import parse
+from training.loader import text_example
 from training.log import read_log, read_steps
 
 
@@ -161,8 +161,8 @@ def test_what_one_rank_has_met_is_told_by_it_and_what_all_have_met_once(monkeypa
 def test_a_line_of_the_log_has_the_share_of_the_batch_that_tokens_and_crops_fill():
     config = parse(["--stage", "1", "--tiny", "--batch", "4", "--data.max_tokens=100",
                     "--pack_crops=10"])[1]
-    text = data.text_example(np.arange(30), 1)
-    image = data.text_example(np.arange(50), 1)
+    text = text_example(np.arange(30), 1)
+    image = text_example(np.arange(50), 1)
     image.image_id = np.zeros(8, np.int32)
     counts = log.count_rows([[text, image], [text]])
     found = [counts[name] for name in ("tokens", "crops", "examples", "packs")]

@@ -119,6 +119,7 @@ MISTAKES = [
     ([*TINY, "--data", "unreadable.jsonl"], "unreadable.jsonl:1: damaged image: "),
     ([*TINY, "--data", "good.jsonl", "--eval", "gone.jsonl"], "gone.jsonl: the file cannot be"),
     ([*TINY, "--model.n_head=3"], "--model: a model cannot have this shape"),
+    ([*TINY, "--vit=", "--model.vision.feature_layers=0,3"], "cannot have this shape: a ViT of"),
 ]
 
 

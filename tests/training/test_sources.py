@@ -101,7 +101,6 @@ WRONG_MIXES = [
     (f'[{{"path": "{300 * "x"}"}}]', "--data: no such file: .*xxx; "),
     ('[{"group": "g", "data": [{"path": "a.jsonl", "size": -5}]}]', "'size' of"),
     ('[{"group": "g", "data": [{"path": "a.jsonl", "rate": 2}]}]', "'rate' of"),
-    ('[{"path": "a.jsonl", "split_turns": true}]', "tools.convert FILE OUT.jsonl --split-turns"),
     ('[{"rate": 1}]', "'path' of"),
     ('[{"path": "a.jsonl", "rat": 1}]', "'rat' of"),
     ('[{"path": "a.jsonl", "rate": NaN}]', "'rate' of"),

@@ -13,8 +13,8 @@ import numpy as np
 
 import data
 import vision
+from evaluation.prompts import VideoClip, encode_prompt
 from model import ModelConfig, Molmo2, YarnConfig
-from records.visual import VideoClip
 from tests.extras import require
 from tools.bench import peers
 
@@ -30,7 +30,7 @@ OLMO = dataclasses.replace(
     QWEN, n_layer=4, n_kv_head=4, family="olmo", rope_theta=5e5,
     yarn=YarnConfig(layers=(1, 3), attention_factor=1.2, original_max=64))
 KINDS = {"untied": QWEN, "tied": dataclasses.replace(QWEN, tied=True), "olmo": OLMO}
-DATA_CONFIG = dataclasses.replace(data.DataConfig(), max_images=20, vision=VISION)
+DATA_CONFIG = data.DataConfig(max_images=20)
 QUESTION = "Where are the cats? (two of them, I think)"
 
 
@@ -113,7 +113,7 @@ def both_inputs(processor, tokenizer, images=(), video=None):
     asserted to be equal."""
     want = peer_inputs(processor, images, video)
     turns = [(QUESTION, None)]
-    got = data.encode_prompt(list(images), turns, tokenizer, DATA_CONFIG, video)
+    got = encode_prompt(list(images), turns, tokenizer, DATA_CONFIG, VISION, video)
     assert want["input_ids"][0].tolist() == got.tokens.tolist()
     assert (want["mm_token_type_ids"][0] == 1).tolist() == (got.bidir > 0).tolist()
     if images or video:

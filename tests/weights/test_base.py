@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 import torch
 
-import data
 import packing
 import vision
+from evaluation.prompts import encode_prompt
 from records.errors import Unreadable
 from records.mixture import Mixture
 from records.reader import Records
@@ -18,6 +18,7 @@ from tests.weights.hf_models import (
     DATA_CONFIG,
     EXTRAS,
     QUESTION,
+    VISION,
     V,
     edit,
     noise_image,
@@ -108,7 +109,7 @@ def test_a_start_from_base_models_is_these_models(tmp_path, base_tokenizer, caps
     assert ours.config.tied == kind.endswith("tied")
     assert ours.config.vision.feature_layers == (8, 2)
     assert ours.config.vision.n_layer == 9
-    prompt = data.encode_prompt([], [(QUESTION * 4, None)], tokenizer, DATA_CONFIG)
+    prompt = encode_prompt([], [(QUESTION * 4, None)], tokenizer, DATA_CONFIG, VISION)
     batch = packing.collate([[prompt]], len(prompt.tokens), ours.config.vision)
     with torch.no_grad():
         expected = llm(torch.from_numpy(prompt.tokens)[None]).logits[0]
@@ -235,7 +236,7 @@ def test_an_own_bos_and_eos_are_used(tokenizer, tmp_path):
     assert olmo.stops == {0, olmo.chat_end}
     _, (answer, _) = chat([("a", "b")], olmo)
     assert answer[-1] == 0
-    assert data.encode_prompt([], [("a", None)], olmo, DATA_CONFIG).tokens[0] == 0
+    assert encode_prompt([], [("a", None)], olmo, DATA_CONFIG, VISION).tokens[0] == 0
 
 
 def test_a_text_on_which_the_tokenizer_panics_costs_its_record(tokenizer, tmp_path):
@@ -250,4 +251,4 @@ def test_a_text_on_which_the_tokenizer_panics_costs_its_record(tokenizer, tmp_pa
     found = measure(mixture, load_tokenizer(tmp_path, V), CONFIG, 0)
     assert found.reason.startswith("wrong text: ")
     with pytest.raises(Unreadable, match="wrong text"):
-        data.encode_prompt([], [("a" * 40, None)], load_tokenizer(tmp_path, V), DATA_CONFIG)
+        encode_prompt([], [("a" * 40, None)], load_tokenizer(tmp_path, V), DATA_CONFIG, VISION)

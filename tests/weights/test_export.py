@@ -8,10 +8,10 @@ import sys
 import pytest
 import torch
 
-import data
 import train
 import vision
 from evaluation import generate
+from evaluation.prompts import encode_prompt
 from model import ModelConfig, Molmo2, YarnConfig
 from tests.full_disk import files_up_to
 from tests.weights.hf_models import (
@@ -97,7 +97,7 @@ def test_a_trained_toy_answers_six_questions_through_transformers(tmp_path, caps
     for k, question in enumerate(("pointing: any shape", "pointing: red circle", "caption:",
                                   "How many shapes?", "pointing: ünïcode", "What is this?")):
         image = world.images(world[k])[0]
-        got = data.encode_prompt([image], [(question, None)], own, config)
+        got = encode_prompt([image], [(question, None)], own, config, toy.config.vision)
         pixels = processor(images=[image], return_tensors="pt")["pixel_values"]
         assert torch.equal(((pixels + 1) * 127.5).round().flatten(0, -3).byte(),
                            torch.from_numpy(got.images))

@@ -5,6 +5,7 @@ import copy
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -21,6 +22,7 @@ from tests.weights.hf_models import (
     EXTRAS,
     KINDS,
     OLMO,
+    QWEN,
     ROOT,
     VISION,
     both_inputs,
@@ -89,7 +91,7 @@ def test_the_loss_and_every_gradient_of_a_packed_row_equal_those_of_transformers
     row = []
     for name in ("text-only", "chelsea", "two pets", "rabbit"):
         record = records[name] | {"annotations": records[name]["annotations"][:1]}
-        row.append(data.encode(record, tokenizer, config, 0, 0))
+        row.append(data.encode(record, tokenizer, config, VISION, 0, 0))
         row[-1].weights[-1] = 0      # transformers has no label for what follows the last token
     batch = packing.collate([row], sum(len(example.tokens) for example in row), VISION)
     labelled = batch.weights.sum()
@@ -204,12 +206,13 @@ def test_a_conversation_with_a_system_text_has_one_layout(processor, tokenizer, 
     turns = [{"question": "One?", "answer": "Yes, one."}, {"question": "Two?", "answer": "Two."}]
     qa = {"type": "qa", "system": "Be brief.", "turns": turns}
     (tmp_path / "r.jsonl").write_text(json.dumps({"annotations": [qa]}))
-    trained = data.encode(Records(tmp_path / "r.jsonl")[0], tokenizer, config, 0, 0).tokens.tolist()
+    (record,) = Records(tmp_path / "r.jsonl")
+    trained = data.encode(record, tokenizer, config, VISION, 0, 0).tokens.tolist()
     prompts = []
     monkeypatch.setattr(
         answer, "generate", lambda _, batch, *rest: [prompts.append(batch[0]) or []])
     turns = [("One?", "Yes, one."), ("Two?", None)]
-    loaded = answer.Loaded(None, tokenizer, config)
+    loaded = answer.Loaded(SimpleNamespace(config=QWEN), tokenizer, config)
     loaded.reply(answer.Shown([], None, []), turns, system="Be brief.")
     asked = prompts[0].tokens.tolist()
     assert trained[: len(asked)] == asked

@@ -32,6 +32,7 @@ from tools.bench.peers import PRESETS, SMALL
 from tools.bench.step_cases import stream_case
 from tools.bench.stream import Recipe, recipe
 from tools.command import positive, print_table, whole_number
+from training.log import allowed_pairs
 
 TIMES = ("mask", "forward", "both")  # seconds; both: forward and backward
 # patches of one pixel; the tokens are the same as with real crops, and pixels are not used
@@ -162,7 +163,8 @@ def bench_row_length(tokens, args):
 
     runs = {name: partial(measure_rows, way) for name, way in WAYS.items()}
     rounds = run_rounds(runs, args.rounds)
-    n_allowed = sum(attention.allowed_pairs(r.visible_until[0], r.bidir[0]) for r in several)
+    n_allowed = sum(allowed_pairs(r.visible_until[0].cpu().numpy(), r.bidir[0].cpu().numpy())
+                    for r in several)
     case = {
         "examples": sum(len(row.starts) - 1 for row in several),
         "area": n_allowed / (tokens**2 * len(several)),

@@ -21,11 +21,10 @@ from typing import NamedTuple
 
 from torch import nn
 
-import attention
 from model import ModelConfig
 from records.errors import UserError
 from tools.command import print_table, whole_number
-from training.log import read_log, read_steps
+from training.log import allowed_pairs, read_log, read_steps
 from weights import files
 
 PARTS = ("vit", "connector", "llm")
@@ -87,8 +86,8 @@ def batch_work(model, batch):
     in_window = batch.pool_src >= 0
     n_crops = len((batch.pool_src[in_window] // n_patch).unique())
     lengths = (batch.example < len(batch.ids)).sum(1).tolist()
-    rows = zip(batch.visible_until, batch.bidir, lengths, strict=True)
-    pairs = sum(attention.allowed_pairs(until[:n], bidir[:n]) for until, bidir, n in rows)
+    rows = zip(batch.visible_until.numpy(), batch.bidir.numpy(), lengths, strict=True)
+    pairs = sum(allowed_pairs(until[:n], bidir[:n]) for until, bidir, n in rows)
     return Work(
         patches=n_crops * n_patch,
         pooled=int(in_window.sum()),

@@ -20,7 +20,6 @@ from pathlib import Path
 import imageio_ffmpeg
 import torch
 
-import data
 import vision
 from records import media
 from records.video import probe
@@ -71,7 +70,7 @@ def time_decoding(path):
 def time_loading(open_video, times, device):
     """-> seconds to open a video and turn frames at these times into model input on a device."""
     start = time.perf_counter()
-    crops = frame_crops(media.frames(open_video(), times), len(times), data.DataConfig())
+    crops = frame_crops(media.frames(open_video(), times), len(times), vision.RELEASED)
     torch.from_numpy(crops).to(device)
     return clock(device) - start
 
@@ -92,7 +91,7 @@ def compare(path, video, args):
     read = {FFMPEG: (len(video.times), [path])}  # {case: (number of frames, files)}
     for k, (case, times) in enumerate(choose_times(video, args.frames).items()):
         folder = path.parent / str(k)
-        save(media.frames(video, times), folder, data.DataConfig().vision.crop, "jpg")
+        save(media.frames(video, times), folder, vision.RELEASED.crop, "jpg")
         images = sorted(folder.iterdir())
         prepared = partial(media.FrameFolder, images, 1, len(times))
         runs[case] = partial(time_loading, partial(probe, path), times, args.device)

@@ -59,16 +59,16 @@ def random_tree(config, rng, image_sizes, n_frames, texts, n_subtitles=0):
     tokens after the images or the video.
     """
     tokenizer = ByteTokenizer(n_vocab=config.n_vocab)
-    settings = data.DataConfig(vision=config.vision)
+    settings = data.DataConfig()
 
     def random_ids(n):
         return rng.integers(10, config.n_vocab, n).tolist()
 
     times = [k / 2 for k in range(n_frames)] or None
     if times:
-        ids, is_visual = video_tokens(times, None, tokenizer, settings)
+        ids, is_visual = video_tokens(times, None, tokenizer, settings, config.vision)
     else:
-        ids, is_visual = images_tokens(image_sizes, tokenizer, settings)
+        ids, is_visual = images_tokens(image_sizes, tokenizer, settings.max_crops, config.vision)
     prefix = [tokenizer.bos, *ids, *random_ids(n_subtitles)]
     is_visual = [False, *is_visual, *[False] * n_subtitles]
     # The last id is only a target. It has no loss here, so that both implementations have the same
@@ -79,7 +79,8 @@ def random_tree(config, rng, image_sizes, n_frames, texts, n_subtitles=0):
     for kept in (branches, *([branch] for branch in branches)):
         example = data.layout(prefix, is_visual, kept, settings)
         if ids:
-            data.place_visual_tokens(example, MediaInfo(image_sizes, times), tokenizer, settings)
+            data.place_visual_tokens(example, MediaInfo(image_sizes, times), tokenizer,
+                                     settings.max_crops, config.vision)
         examples.append(example)
     return Tree(examples[0], examples[1:])
 

@@ -40,7 +40,7 @@ from tools.bench.measure import clock
 from tools.bench.step_cases import n_crops, stream_case
 from tools.bench.stream import Recipe
 from tools.command import positive, print_table
-from training.loader import Ahead
+from training.loader import Ahead, select_crops
 from training.ranks import Ranks
 from training.setup import apply_recipe, dry_run_largest_batch
 from weights import lora
@@ -151,7 +151,7 @@ def cut(rows, config):
     for row in rows:
         *before, total = accumulate(map(n_crops, row), initial=0)
         shards = [parallel.CropShard(0, config.cp, n, total) for n in before]
-        found.append([parallel.select_crops(*pair) for pair in zip(row, shards, strict=True)])
+        found.append([select_crops(*pair) for pair in zip(row, shards, strict=True)])
     return found
 
 

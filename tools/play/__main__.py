@@ -109,10 +109,10 @@ def main(argv=None):
     # leave one core to the browser, because each operation waits for the slowest thread
     torch.set_num_threads(max(1, torch.get_num_threads() - 1))
     loaded = open_model(args)
-    _, tokenizer, config = loaded
+    model, tokenizer, config = loaded
     start = {"toy": getattr(tokenizer, "words", None) == WORDS, "kinds": KINDS._asdict(),
-             "styled": config.prefix_all, "grid": config.vision.grid,
-             "margin": config.vision.overlap_margin}
+             "styled": config.prefix_all, "grid": model.config.vision.grid,
+             "margin": model.config.vision.overlap_margin}
     page = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
     server = open_server(args.port)
     server.page = page.replace("{{START}}", json.dumps(start))

@@ -12,11 +12,11 @@ from tempfile import TemporaryDirectory
 import torch
 from PIL import Image
 
-import data
 import vision
 from evaluation.answer import Shown, open_images, open_video, style_hint
 from evaluation.generate import generate
 from evaluation.metrics import count_from_text, hit_in_mask, hit_nearby, score_images
+from evaluation.prompts import encode_prompt
 from records.errors import Unreadable, UserError
 from text.points import parse_points
 from tools.generate import open_toy_scene
@@ -37,8 +37,9 @@ def reply_to(request, loaded, sampling):
     """-> the reply for page.html. loaded: (model, tokenizer, data config of inference)."""
     model, tokenizer, config = loaded
     check_prompts(request.get("prompts", ()))
-    shown, scene, true = open_request(request, config)
-    prompts = [data.encode_prompt(shown.images, [(text, None)], tokenizer, config, shown.clip)
+    shown, scene, true = open_request(request, config, model.config.vision)
+    prompts = [encode_prompt(shown.images, [(text, None)], tokenizer, config,
+                             model.config.vision, shown.clip)
                for text in request["prompts"]]
     for prompt in prompts:
         prompt.images = prompts[0].images  # the same array is encoded only once
@@ -63,7 +64,7 @@ def reply_to(request, loaded, sampling):
     return {"answers": answers, "scene": scene, "true": true, "size": shown.sizes[0],
             "unusual": bool(scene) and is_unusual(scene["objects"]),
             "times": shown.clip and shown.clip.times,
-            "tiling": vision.tiling(*shown.sizes[0][::-1], config.max_crops, config.vision),
+            "tiling": vision.tiling(*shown.sizes[0][::-1], config.max_crops, model.config.vision),
             "pictures": list(map(picture_of, shown.images or shown.clip.frames))}
 
 
@@ -84,10 +85,10 @@ def picture_of(array):
     return data_uri(picture, "jpeg", quality=95, subsampling=0)
 
 
-def open_request(request, config):
+def open_request(request, config, vision_config):
     """-> Shown, the scene or None, and the true points of a video [(time, id, x, y), ..]."""
     if "file" in request:
-        return open_file(request["file"], request["prompts"][0], config), None, []
+        return open_file(request["file"], request["prompts"][0], config, vision_config), None, []
     if "video" in request:
         shown, record = open_toy_scene(request["video"], is_video=True)
         (track,) = (a for a in record["annotations"] if a.get("label") == "any shape")
@@ -100,7 +101,7 @@ def open_request(request, config):
     return Shown([render(scene)], None, [(SIZE, SIZE)]), scene, []
 
 
-def open_file(file, prompt, config):
+def open_file(file, prompt, config, vision_config):
     """-> Shown. The media type from the browser decides whether the file is a video."""
     kind, _, content = file["url"].partition(";base64,")
     with TemporaryDirectory() as folder:  # ffmpeg can only read files
@@ -108,7 +109,7 @@ def open_file(file, prompt, config):
         path.write_bytes(base64.b64decode(content))
         try:
             if kind.startswith(("data:video/", "data:image/gif")):
-                return open_video(path, prompt, config)
+                return open_video(path, prompt, config, vision_config)
             return open_images([path], config)
         except Unreadable as error:
             raise Unreadable(error.args[-1].replace(str(path), file["name"])) from None

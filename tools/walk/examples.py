@@ -29,7 +29,7 @@ MODEL = models.ModelConfig(n_layer=2, n_embd=32, n_head=4, n_kv_head=2, head_dim
                            n_vocab=384, init_std=0.0, vision=VISION)
 DATA = data.DataConfig(max_tokens=ROW, max_crops=1, fps=2.0, prefix_all=False, separator=";",
                        sqrt_length=True, sqrt_branches=True, point_weight=0.2,
-                       video_caption_weight=0.1, vision=VISION)
+                       video_caption_weight=0.1)
 
 ANNOTATIONS = {
     "video": [
@@ -59,7 +59,7 @@ def make_tokenizer():
 
 
 class Drawn:
-    """A data.RecordReader that draws the images and frames of the records."""
+    """A reader of records (see data.py) that draws the images and frames of the records."""
     name = "walk"
 
     def image_sizes(self, record):
@@ -107,7 +107,7 @@ def encode(shards=(None, None, None)):
 
 
 def encode_record(record, shard=None):
-    return data.encode(record, TOKENIZER, DATA, SEED, 0, shard)
+    return data.encode(record, TOKENIZER, DATA, VISION, SEED, 0, shard)
 
 
 def collate(examples, tokens=ROW):

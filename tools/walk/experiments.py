@@ -119,7 +119,8 @@ def worker(rank, folder):
 
 def share_crops(rank):
     """-> the parallel.CropShard of each record, as in the loader of training."""
-    crops = [data.size(record, examples.TOKENIZER, examples.DATA, examples.SEED, 0)[1]
+    crops = [data.size(record, examples.TOKENIZER, examples.DATA, examples.VISION,
+                       examples.SEED, 0)[1]
              for record in examples.RECORDS]
     before = np.cumsum([0, *crops]).tolist()
     return [parallel.CropShard(rank, CP, n, before[-1]) for n in before[:-1]]

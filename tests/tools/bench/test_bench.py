@@ -74,15 +74,14 @@ def test_a_mistake_ends_in_one_sentence(flags, message, tiny, bench, monkeypatch
 def test_sizes_are_those_of_training():
     """Images and videos have the same numbers of tokens and crops as in data.py."""
     tokenizer = ByteTokenizer()
-    config = data.DataConfig()
     rng = np.random.default_rng(0)
     for height, width in [stream.draw_image_size(rng) for _ in range(50)]:
-        ids = image_tokens(width, height, tokenizer, config)
+        ids = image_tokens(width, height, tokenizer, 8, vision.RELEASED)
         assert stream.image_size(height, width)[0] == len(ids), (height, width)
     assert stream.image_size(378, 378) == (14 * 14 + 2 + 14 * 15 + 2, 2)
     for seconds, frames in (2.0, 5), (7.3, 16), (130.0, 128), (9.96, 21):
         times = vision.frame_times(seconds, 128)
-        ids, _ = video_tokens(times, None, tokenizer, config)
+        ids, _ = video_tokens(times, None, tokenizer, data.DataConfig(), vision.RELEASED)
         assert stream.video_size(seconds, 128) == (len(ids), frames)
 
 

@@ -25,10 +25,10 @@ import torch
 from PIL import Image
 
 import attention
-import data
 import packing
 from evaluation.answer import style_hint
 from evaluation.generate import Sampling, generate
+from evaluation.prompts import encode_prompt
 from records.errors import UserError
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, VISION, random_model
 from tests.test_layout import ROOT
@@ -40,6 +40,7 @@ from tools.play import answers
 from tools.play.__main__ import time_limit
 from tools.play.recorder import AttentionRecorder
 from toy.shapes import SIZE, render
+from training.loader import text_example
 
 GROUND = {"slope": [10, -20], "texture": 1, "period": 6, "noise": 3}
 CIRCLE = {"colour": "white", "shape": "circle", "x": 30, "y": 60, "r": 18, "light": 0}
@@ -306,7 +307,7 @@ def test_shares_are_those_of_the_visual_tokens_of_the_prompt(monkeypatch):
     monkeypatch.setattr(answers, "generate", lambda *_, **__: [[1]])
     monkeypatch.setattr(AttentionRecorder, "shares", lambda *_: places)
     reply = answers.reply_to({"prompts": ["x"], "scene": SCENE}, (None, TOKENIZER, DATA), None)
-    prompt = data.encode_prompt([render(SCENE)], [("x", None)], TOKENIZER, DATA)
+    prompt = encode_prompt([render(SCENE)], [("x", None)], TOKENIZER, DATA, VISION)
     assert reply["answers"][0]["shares"] == [[prompt.pool_dst.tolist()]] * 3
 
 
@@ -343,7 +344,7 @@ def whole_pass(model, prompt, ids, monkeypatch):
     n = len(prompt.tokens)
     total = n + len(ids)
     whole = dataclasses.replace(
-        data.text_example(np.array([*prompt.tokens, *ids]), 0), images=prompt.images,
+        text_example(np.array([*prompt.tokens, *ids]), 0), images=prompt.images,
         image_id=prompt.image_id, pool_src=prompt.pool_src, pool_dst=prompt.pool_dst,
         bidir=np.pad(prompt.bidir, (0, len(ids))))
     batch = packing.collate([[whole]], total, VISION).to(model.norm.weight.device)
@@ -367,7 +368,7 @@ def whole_pass(model, prompt, ids, monkeypatch):
 def test_recorded_attention_equals_that_of_a_whole_pass(monkeypatch, device):
     """The prompts have different lengths, so their rows have padding."""
     model = random_model().to(device)
-    prompts = [data.encode_prompt([render(SCENE)], [(text, None)], TOKENIZER, DATA)
+    prompts = [encode_prompt([render(SCENE)], [(text, None)], TOKENIZER, DATA, VISION)
                for text in ("long_caption:", "a much longer question about the picture?")]
     recorder = AttentionRecorder()
     found = generate(model, prompts, {-1}, 5, recorder=recorder)

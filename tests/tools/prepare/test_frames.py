@@ -19,9 +19,10 @@ from PIL import Image
 import data
 import vision
 from evaluation import pictures
+from evaluation.prompts import resized
 from records.errors import Unreadable
 from records.reader import Records
-from records.visual import read_headers, resized
+from records.visual import read_headers
 from tests.test_parallel import TOKENIZER, VISION
 from tests.training.processes import ROOT, all_end, runs_until, workers_of
 from tools import check
@@ -29,7 +30,7 @@ from tools.prepare import frames
 from tools.prepare.__main__ import main
 
 MEDIA = Path(__file__).parents[3] / "tests" / "media"
-CONFIG = data.DataConfig(max_tokens=4096, vision=VISION)
+CONFIG = data.DataConfig(max_tokens=4096)
 POINTS = [{"t": 2.5, "id": 1, "x": 256, "y": 72}, {"t": 4.0, "id": 1, "x": 640, "y": 432}]
 CLIP = {
     "id": "clip", "video": {"path": "bigbuckbunny.mp4", "start": 2.0, "end": 5.0},
@@ -71,7 +72,7 @@ def encoded(source, config):
     for i in range(len(source)):
         with suppress(Unreadable):
             record = source[i]
-            found[record["id"]] = data.encode(record, TOKENIZER, config, 0, 0)
+            found[record["id"]] = data.encode(record, TOKENIZER, config, VISION, 0, 0)
     return found
 
 

@@ -28,7 +28,7 @@ def test_the_blocks_of_the_page_run_in_order_and_print_what_it_shows():
         with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(compile(code, "docs/walk/README.md", "exec"), names)
         assert printed.getvalue() == shown, code
-    sizes = [data.size(record, examples.TOKENIZER, examples.DATA, examples.SEED, 0)
+    sizes = [data.size(record, examples.TOKENIZER, examples.DATA, examples.VISION, examples.SEED, 0)
              for record in examples.RECORDS]
     assert sizes == names["stream"][:3]          # examples A, B and C are the three records
     assert (names["stream"], names["changes"]) == (draw.STREAM, draw.CHANGES)
