@@ -54,8 +54,8 @@ def shortened(command):
     if "--steps" not in command:
         assert command in RECIPES, f"it would train for hours, without --steps: {command}"
         command += " --steps 3"
-    if "--eval_images" not in command:
-        command += " --eval_images=1"
+    if "--eval-images" not in command:
+        command += " --eval-images 1"
     return re.sub(r"--steps (\d+)", lambda m: f"--steps {min(int(m[1]), MAX_STEPS)}", command)
 
 

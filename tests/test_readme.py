@@ -152,9 +152,10 @@ def test_the_readme_is_short_and_its_rounded_sizes_are_true():
     assert len(lines) <= 145
     assert max(map(len, lines)) <= 120
     assert len(README.split()) <= 1300
-    stated = re.findall(r"\| `(\w+\.py)` \| (\d+) \|", README)
-    assert [path for path, _ in stated] == [f"{name}.py" for name in TOP_LEVEL]
-    seven = [path for path, _ in stated]
+    stated = re.findall(r"\| `([\w/]+\.py)` \| (\d+) \|", README)
+    assert len(stated) == 10
+    seven = [path for path, _ in stated if "/" not in path]
+    assert seven == [f"{name}.py" for name in TOP_LEVEL]
     tests = [path for path in TREES if path.startswith("tests/")]
     sizes = [count_lines({*CODE} - {*seven}), count_lines(tests)]
     rounded = re.findall(r"(\d+,\d00)\s+lines", README)
@@ -164,6 +165,9 @@ def test_the_readme_is_short_and_its_rounded_sizes_are_true():
     share = int(re.search(r"about (\d+) % of the code that a run imports", README)[1])
     run = numbers()["imported by train.py, without evaluation/ and toy/"]
     assert share == pytest.approx(100 * count_tokens(seven) / run, abs=3)
+    files, tokens = re.search(r"\| (\d+) files, (\d+,\d00) tokens \|", README).groups()
+    assert int(files) == pytest.approx(numbers()["the same, in files"], rel=0.1)
+    assert int(tokens.replace(",", "")) == pytest.approx(run, rel=0.1)
 
 
 def test_the_first_screen_of_the_readme_promises_a_number_and_shows_the_page_of_play():
