@@ -12,6 +12,18 @@ families of decoders:
     olmo (o7b)      x + norm(attn(x)),  x + norm(mlp(x))    q, k normalised over all heads together;
                                                             YaRN on some layers
 
+What is special here, and what people get wrong:
+
+    input       Pooled features are added to the embedding of <im_patch>. They do not replace it.
+    attention   Visual tokens of an example attend to each other in both directions, also those of
+                different frames. No layer has a sliding window, although the base model OLMo-3 has.
+    position    One number per token, also for visual tokens. RoPE rotates dimensions i and i + D/2
+                as one pair.
+    tokens      Special tokens have embeddings of their own (`extra`) and no row in the head, so
+                they are never generated.
+    loss        One value per token, never a mean: train.py divides once. The head runs in chunks,
+                only where there is loss, so logits (B,T,V) never exist in training.
+
 This file does not depend on records, tokenizers, caches or ranks. A KV cache and context
 parallelism replace two functions of the model from outside: `attend` and `route`.
 """
