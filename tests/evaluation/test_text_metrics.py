@@ -77,7 +77,8 @@ def test_an_exact_match_is_one_of_the_answers_letter_by_letter():
 @pytest.mark.parametrize(("text", "same"), [
     ("A red-brown  dog.", "red brown dog"), ("Dont know", "don't know"), ("1,000", "1000"),
     ("3.5 m", "the 3.5 m"), ("yes!", "yes"), ("none", "0"), ("an   hour", "hour"), ("Ten", "10"),
-    ("couldntve", "couldn't've"), ("well/known", "well known"), ("a, b", "b,"),
+    ("couldntve", "couldn't've"), ("y'allll", "yall'll"), ("well/known", "well known"),
+    ("a, b", "b,"),
 ])
 def test_vqa_answers_are_compared_without_what_does_not_matter(text, same):
     normal = text_metrics.normalize_vqa_answer
