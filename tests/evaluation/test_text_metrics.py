@@ -47,6 +47,7 @@ def test_official_options_are_read_by_their_letters_alone(text, chosen):
 @pytest.mark.parametrize(("rule", "text", "answers", "expected", "plain"), [
     ("exact_match", "Yes", ["yes"], 1, 0),
     ("vqa_score", "red", ["red", "blue"], 1 / 3, 1 / 2),
+    ("vqa_score", "red", ["red"] * 4 + ["blue"] * 6, 1, 1),
     ("anls", "12", ["12 "], 2 / 3, 1),
     ("relaxed_accuracy", "0", ["0.0"], 0, 1),
     ("relaxed_accuracy", "1_000", ["1000"], 1, 0),
