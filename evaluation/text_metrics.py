@@ -25,7 +25,7 @@ CONTRACTIONS = """
     that's there'd there'd've there're there's they'd they'd've they'll they're they've 'twas
     wasn't we'd've we've weren't what'll what're what's what've when's where'd where's
     where've who'd who'd've who'll who's who've why'll why're why's won't would've wouldn't
-    wouldn't've y'all y'all'd've you'd you'd've you'll you're you've"""
+    wouldn't've y'all y'all'd've y'all'll you'd you'd've you'll you're you've 'ow's'at"""
 # Keys: contractions without the first, the first two or the last apostrophe. Values: contractions.
 FULL_FORM = {word.replace("'", "", n): word for word in CONTRACTIONS.split() for n in (1, 2)}
 FULL_FORM |= {"".join(word.rsplit("'", 1)): word for word in CONTRACTIONS.split()}

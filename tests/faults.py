@@ -388,7 +388,10 @@ FAST = {
     "tools/ablate.py": [
         ('run_path(args, STARTS[family], "all", seed)', 'run_path(args, STARTS[family], "all", 0)'),
     ],
-    "tools/benchmarks.py": [("max_new=256)", "max_new=None)")],
+    "tools/benchmarks.py": [
+        ("max_new=256)", "max_new=None)"),
+        ('annotation["count"] // 5, 5', 'annotation["count"] // 6, 5'),
+    ],
     "tools/check.py": [("MAX_DURATION_ERROR_S = 0.5", "MAX_DURATION_ERROR_S = 0.0001")],
     "tools/convert/chats.py": [
         ('{"style": row["style"]} if "style" in row else {}', "{}"),

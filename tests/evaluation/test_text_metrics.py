@@ -47,6 +47,7 @@ def test_official_options_are_read_by_their_letters_alone(text, chosen):
 @pytest.mark.parametrize(("rule", "text", "answers", "expected", "plain"), [
     ("exact_match", "Yes", ["yes"], 1, 0),
     ("vqa_score", "red", ["red", "blue"], 1 / 3, 1 / 2),
+    ("vqa_score", "red", ["red"] * 4 + ["blue"] * 6, 1, 1),
     ("anls", "12", ["12 "], 2 / 3, 1),
     ("relaxed_accuracy", "0", ["0.0"], 0, 1),
     ("relaxed_accuracy", "1_000", ["1000"], 1, 0),
@@ -77,7 +78,8 @@ def test_an_exact_match_is_one_of_the_answers_letter_by_letter():
 @pytest.mark.parametrize(("text", "same"), [
     ("A red-brown  dog.", "red brown dog"), ("Dont know", "don't know"), ("1,000", "1000"),
     ("3.5 m", "the 3.5 m"), ("yes!", "yes"), ("none", "0"), ("an   hour", "hour"), ("Ten", "10"),
-    ("couldntve", "couldn't've"), ("well/known", "well known"), ("a, b", "b,"),
+    ("couldntve", "couldn't've"), ("y'allll", "yall'll"), ("well/known", "well known"),
+    ("a, b", "b,"),
 ])
 def test_vqa_answers_are_compared_without_what_does_not_matter(text, same):
     normal = text_metrics.normalize_vqa_answer

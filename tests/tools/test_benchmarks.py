@@ -181,9 +181,9 @@ def test_point_bench_wants_a_point_and_all_points_in_the_mask(files, capsys):
     benchmarks.print_scores(found)
     lines = capsys.readouterr().out.splitlines()
     assert lines[1].split() == ["average", "44.44", "67.7", "68.7", "66.5"]
-    assert lines[2].split() == ["counting", "100", "-", "-", "-"]
-    last = "5 of 5 records were evaluated; published scores: allenai/molmo2, issue"
-    assert lines[-1].startswith(last)
+    assert lines[2].split() == ["counting", "100", "71.4", "71.4", "72.4"]
+    last = "5 of 5 records were evaluated; published scores: paper, version 4, Table 7"
+    assert lines[-1] == last
 
 
 def test_the_command_prints_a_table_and_one_line_of_json(files, tmp_path, capsys):
@@ -245,15 +245,25 @@ def test_a_point_of_videopoint_is_right_at_each_time_of_its_masks(files):
     assert set(prompts.values()) == {asked}
 
 
-def test_videocount_asks_the_question_of_the_entry_about_its_clip(files):
+def test_videocount_is_scored_by_category_and_by_the_true_count(files, capsys):
+    """As in the official code, a bin starts with its first number and ends before its second."""
     row = {"video_id": "bunny", "question": "How often does it yawn?", "label": "yawn",
-           "count": 3, "clip_start": 1.0, "clip_end": 4.0}
-    publish(files, [row], "val")
+           "clip_start": 1.0, "clip_end": 4.0}
+    entries = [("action/event", 3, "There are 4."), ("animal", 4, "4"), ("animal", 5, "4"),
+               ("object", 25, "25"), ("object", 60, "a total of 60")]
+    publish(files, [row | {"category": name, "count": n} for name, n, _ in entries], "val")
     (files.fetched / "bunny_2fps.mp4").write_bytes(BUNNY.read_bytes())
-    answers = {1: "There are 4."}
+    answers = {n: text for n, (*_, text) in enumerate(entries, 1)}
     found, prompts, _ = scores_of("molmo2-videocount", files, answers)
-    assert (found["count_accuracy"], found["count_close"]) == (0, 1)
-    assert prompts == {1: "video_count: How often does it yawn?"}
+    assert (found["count_accuracy"], found["count_close"]) == (0.6, 1)
+    assert set(prompts.values()) == {"video_count: How often does it yawn?"}
+    parts = {name: found[name] for name in found if name.startswith("accuracy_")}
+    assert parts == {
+        "accuracy_action/event": 0, "accuracy_animal": 0.5, "accuracy_object": 1,
+        "accuracy_0_5": 0.5, "accuracy_5_10": 0, "accuracy_25_60": 1}
+    benchmarks.print_scores(found)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["accuracy_animal", "50", "59.2", "69.4", "63.3"] in lines
 
 
 def test_tracks_of_videotrack_are_scored_once_a_second_in_masks(files):

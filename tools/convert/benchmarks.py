@@ -110,7 +110,7 @@ def counted_objects(row, job):
     """Molmo2-VideoCount: a question with a number, about a clip."""
     annotation = make.count(row["count"], row["label"], row["question"])
     head = video_file(row, job, start=row["clip_start"], end=row["clip_end"])
-    return head, [annotation | {"style": "video_count"}]
+    return head, [annotation | {"style": "video_count", "meta": {"category": row["category"]}}]
 
 
 def tracked_objects(row, job):
@@ -149,7 +149,7 @@ BENCHMARKS = {
     "benchmark-molmo2-videopoint": benchmark(
         timed_points, "video_id two_fps_timestamps points masks label width height", split="val"),
     "benchmark-molmo2-videocount": benchmark(
-        counted_objects, "video_id question label count clip_start clip_end", split="val"),
+        counted_objects, "video_id question label count clip_start clip_end category", split="val"),
     "benchmark-molmo2-videotrack": benchmark(
         tracked_objects, "video clip exp fps points masks mask_id w h video_dataset"),
 }
