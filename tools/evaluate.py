@@ -21,7 +21,7 @@ from evaluation import pictures
 from evaluation.evaluate import SCORES, evaluate
 from evaluation.generate import evaluation_config
 from evaluation.masks import open_masks
-from records.errors import UserError, plural
+from records.errors import UserError, draft, plural
 from records.media import MAX_FRAMES
 from records.reader import Records
 from tools import benchmarks, command, model_flags
@@ -132,8 +132,8 @@ def main(argv=None):
     # every rank reads the records, but only the first rank prints warnings about them
     quiet = nullcontext() if ranks.first else redirect_stderr(io.StringIO())
     # made before the evaluation, so that a file that cannot be written costs no time
-    draft = command.draft(args.predictions) if ranks.first else nullcontext()
-    with quiet, draft as path:
+    hidden = draft(args.predictions) if ranks.first else nullcontext()
+    with quiet, hidden as path:
         if args.benchmark:
             args.max_new = args.max_new or benchmarks.BENCHMARKS[args.benchmark].max_new
         loaded = model_flags.open_model(args)

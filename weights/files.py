@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from data import DataConfig
 from model import ModelConfig, Molmo2
-from records.errors import explained, hint_of_path, import_extra
+from records.errors import explained, hint_of_path, import_extra, refuse_pipe
 from stages import stage3
 from text.tokenizer import load_tokenizer
 from weights import lora, released
@@ -75,6 +75,8 @@ def describe(folder):
     folder = TOY if folder == "toy" else Path(folder)
     if (folder / "model" / "config.json").is_file():
         folder = folder / "model"
+    for path in folder.glob("*"):
+        refuse_pipe(path)
     path = folder / "config.json"
     with explained(path):
         raw = json.loads(path.read_bytes()) if path.is_file() else {}

@@ -34,9 +34,9 @@ import json
 import sys
 
 from evaluation.pictures import draw_records
-from records.errors import RunError, warn
+from records.errors import RunError, draft, warn
 from records.reader import Records
-from tools.command import draft, report_errors
+from tools.command import report_errors
 from tools.convert.flags import parse
 from tools.convert.report import Report
 from tools.convert.write import write

@@ -27,6 +27,10 @@ N_PORTS = 20  # that are tried
 MAX_BODY = 100_000_000  # bytes of a request
 
 
+class TooSlow(BaseException):
+    """A request takes too long. The code that decodes an image catches every Exception."""
+
+
 class Handler(BaseHTTPRequestHandler):
     """Replies to GET with the page, and to POST with the results that the main thread computes."""
 
@@ -68,13 +72,14 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def time_limit(seconds):
-    """Ends the block with a UserError after this time. It works only in the main thread."""
+    """Ends the block with TooSlow after this time. It works only in the main thread."""
     def stop(*_):
-        raise UserError(f"the answer takes longer than {seconds} s; give a shorter prompt or a "
+        raise TooSlow(f"the answer takes longer than {seconds} s; give a shorter prompt or a "
                         "smaller file, or start this command with a larger --seconds")
 
     signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    # again after each further second, since Python ignores an exception in a finalizer
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1)
     try:
         yield
     finally:
@@ -127,7 +132,7 @@ def main(argv=None):
         try:
             with time_limit(args.seconds):
                 reply = reply_to(json.loads(body), loaded, sampling(args))
-        except (Unreadable, UserError) as error:  # the file of the user cannot be read
+        except (TooSlow, Unreadable, UserError) as error:
             reply = {"error": str(error)}
         except Exception as error:  # the server continues with the next request
             reply = {"error": f"This request cannot be used: {error!r:.300}"}
