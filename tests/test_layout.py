@@ -45,13 +45,13 @@ MAX_FUNCTION_LINES = 50              # but for tests; 57: attention.block_mask, 
 CEILINGS = {
     "the seven modules": 17_180,
     "the seven modules, tokens per statement": 12.2,
-    "imported by train.py, without evaluation/ and toy/": 54_010,
+    "imported by train.py, without evaluation/ and toy/": 54_020,
     "the same, in files": 43,
-    "all Python but tests": 150_620,
+    "all Python but tests": 150_700,
     "tools/": 58_410,
     "tools/bench/": 12_600,
     "tools/convert/, tools/prepare/ and tools/benchmarks.py": 25_140,
-    "tests/": 194_360,
+    "tests/": 194_620,
 }
 
 # Packages that requirements.txt does not install: functions that need one import it when they are

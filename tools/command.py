@@ -14,7 +14,8 @@ import torch
 from records.errors import Parser, RunError, Unreadable, UserError, lock, print_visible, warn
 
 FAILED = (RunError, torch.OutOfMemoryError)
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # of an OSError: the disk or the user's share
+# of an OSError: the disk or the user's share is full, or a file is longer than the user may write
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 MARK = ".made-by"  # file in a folder that a command makes; it contains the name of the command
 
 

@@ -48,7 +48,8 @@ def writing(path):
     try:
         yield
     except Exception as e:  # safetensors raises its own
-        raise OSError(errno.EIO, f"the file cannot be written: {e}", str(path)) from None
+        sentence = f"the file cannot be written; is the disk full? {e}"
+        raise OSError(errno.EIO, sentence, str(path)) from None
 
 
 def save(model, folder):

@@ -107,6 +107,9 @@ def test_a_file_can_be_sent_and_a_change_of_it_is_noticed(tmp_path):
     assert Records(path).fingerprint != records.fingerprint
     with pytest.raises(DataError, match="has changed since it was opened"):
         pickle.loads(sent)[0]
+    path.unlink()
+    with pytest.raises(DataError, match=r"r\.jsonl: the file cannot be read: No such file"):
+        pickle.loads(sent)[0]
 
 
 # --------------------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ def test_a_full_disk_leaves_no_half_file_that_blocks_the_command(command, flags,
                                                                  monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out.npz.part").write_text("mine")
-    with files_up_to(500), pytest.raises(SystemExit):
+    with files_up_to(500), pytest.raises(SystemExit, match="1"):
         command.main(flags)
     assert "File too large" in capsys.readouterr().err.splitlines()[-1]
     assert [path.name for path in tmp_path.iterdir()] == ["out.npz.part"]

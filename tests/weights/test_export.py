@@ -224,4 +224,4 @@ def test_weights_that_do_not_fit_on_the_disk_are_one_sentence(saved, tmp_path, c
     with files_up_to(50_000), pytest.raises(SystemExit, match="1"):
         command.main([name, folder, str(tmp_path / "out")])
     *_, sentence = capsys.readouterr().err.splitlines()
-    assert "the file cannot be written: " in sentence and file in sentence
+    assert "the file cannot be written; is the disk full? " in sentence and file in sentence
