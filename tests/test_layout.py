@@ -47,7 +47,7 @@ CEILINGS = {
     "the seven modules, tokens per statement": 12.2,
     "imported by train.py, without evaluation/ and toy/": 54_020,
     "the same, in files": 43,
-    "all Python but tests": 150_700,
+    "all Python but tests": 150_710,
     "tools/": 58_410,
     "tools/bench/": 12_600,
     "tools/convert/, tools/prepare/ and tools/benchmarks.py": 25_140,

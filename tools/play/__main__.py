@@ -11,7 +11,7 @@ import webbrowser
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread
 
 import torch
@@ -128,7 +128,11 @@ def main(argv=None):
     if not args.no_browser:
         webbrowser.open(address)
     while True:  # the model runs in the main thread, where Ctrl-C stops it at once
-        body, answer = server.requests.get()
+        try:
+            # a signal that comes just before the wait is handled after it
+            body, answer = server.requests.get(timeout=1)
+        except Empty:
+            continue
         try:
             with time_limit(args.seconds):
                 reply = reply_to(json.loads(body), loaded, sampling(args))
