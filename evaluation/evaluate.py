@@ -30,7 +30,7 @@ from evaluation.generate import GREEDY, generate
 from evaluation.masks import find_misfit
 from evaluation.prompts import VideoClip, encode_prompt, resized
 from evaluation.scoring import Question, annotation_of, score
-from records.errors import skipping
+from records.errors import skipping, visible
 from records.visual import read_headers
 from text.prompts import kinds_and_weights, turns_of
 from text.styles import medium
@@ -191,8 +191,8 @@ def evaluate(model, tokenizer, config, records, masks_of=None, max_new=None, ran
     questions, skipped = collect_questions(mine, config, masks_of, max_new, least)
     questions.sort(key=batch_order)
     predictions = []
-    with tqdm(total=len(questions), desc=f"evaluating {name}", unit="question", leave=False,
-              mininterval=1, delay=1, disable=not (questions and ranks.first)) as bar:
+    with tqdm(total=len(questions), desc=visible(f"evaluating {name}"), unit="question",
+              leave=False, mininterval=1, delay=1, disable=not (questions and ranks.first)) as bar:
         for batch in prompt_batches(questions, tokenizer, config, model.config.vision, skipped):
             predictions += answer(model, tokenizer, batch, masks_of, reading, sampling)
             bar.update(len(batch))

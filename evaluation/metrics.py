@@ -187,7 +187,7 @@ def count_from_text(text):
     if "there are none" in text.lower():
         return 0
     stated = (
-        re.fullmatch(r"\s*(\d+)\s*\.?\s*", text)
+        re.fullmatch(r"(\d+)\s*\.?", text.strip())
         or re.search(r"total of (\d+)", text)
         or re.match(r"\s*There (?:are|is) (\d+)\b", text)
     )

@@ -16,7 +16,7 @@ from typing import NamedTuple
 from PIL import Image, ImageDraw, ImageFont
 from PIL.PngImagePlugin import PngInfo
 
-from records.errors import Unreadable, warn
+from records.errors import Unreadable, draft, warn
 from text.styles import parts_of
 
 # Bright colours for photographs. Those in charts.py are for a white background.
@@ -243,7 +243,8 @@ def draw(predictions, records, folder, n=24):
         number = "-".join(str(prediction[key]) for key in ("annotation", "turn")
                           if key in prediction)
         name = f"{prediction['id'][-80:]}-{number}-{label}"
-        image.save(folder / f"{as_file_name(name)}.png")
+        with draft(folder / f"{as_file_name(name)}.png") as path:
+            image.save(path)
 
 
 def draw_records(records, n, height=360):

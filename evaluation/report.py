@@ -20,7 +20,7 @@ from evaluation import pictures
 from evaluation.charts import finite, line_chart
 from evaluation.evaluate import SCORES, TYPES, evaluate, mean_scores, questions_of
 from evaluation.generate import evaluation_config
-from records.errors import Unreadable, plural, warn
+from records.errors import Unreadable, plural, print_visible, warn
 from records.visual import read_headers
 from text.styles import medium
 from toy import world
@@ -306,28 +306,29 @@ def print_end(run, loss, scores, best):
     else:
         last = "is not in the log" if loss is None else f"is {loss:.3f}"
         how = " To score answers, add --eval FILE." if run.eval_records is not None else ""
-        print(f"After {steps} the loss {last}. No answer was scored.{how}")
+        print_visible(f"After {steps} the loss {last}. No answer was scored.{how}")
     if best and best != run.config.steps and (run.out / f"step-{best}").exists():
-        print(f"The held-out loss was lowest at step {best} ({out}/step-{best}). To end the run "
-              f"with this model instead: {repeat_command('--finish-at', str(best))}")
+        print_visible(f"The held-out loss was lowest at step {best} ({out}/step-{best}). To end "
+                      "the run with this model instead: "
+                      f"{repeat_command('--finish-at', str(best))}")
     drawn = [name for name in ("progress.gif", "samples", "loss.png") if (run.out / name).exists()]
-    print(f"Pictures: {', '.join(f'{out}/{name}' for name in drawn)}")
+    print_visible(f"Pictures: {', '.join(f'{out}/{name}' for name in drawn)}")
     if run.eval_records is None:
-        print(f"Next: python -m tools.play --model {out}")
+        print_visible(f"Next: python -m tools.play --model {out}")
     else:
-        print(f"Next: python -m tools.generate --model {out} {first_question(run)}")
+        print_visible(f"Next: python -m tools.generate --model {out} {first_question(run)}")
 
 
 def print_scores(title, columns):
     """Prints {column: {name of a score: number}} as a table."""
     names = dict.fromkeys(chain(*columns.values()))
     wide = max(map(len, [title, *names]))
-    print(title.ljust(wide), *(column.rjust(8) for column in columns), sep="  ")
+    print_visible("  ".join([title.ljust(wide), *(column.rjust(8) for column in columns)]))
     for name in names:
         cells = [f"{of[name]:.3f}" if name in of else "-" for of in columns.values()]
         aligned = [cell.rjust(max(8, len(column)))
                    for column, cell in zip(columns, cells, strict=True)]
-        print(name.ljust(wide), *aligned, sep="  ")
+        print_visible("  ".join([name.ljust(wide), *aligned]))
 
 
 def first_question(run):

@@ -86,7 +86,7 @@ def anls(text, answers, threshold=0.5):
 
 def parse_number(text):
     """The text as a number, or None if it is not a number. "5%" is 0.05."""
-    number = r"([+-]?(?:\d+\.?\d*|\.\d+)(?:e[+-]?\d+)?)\s*(%?)"
+    number = r"([+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:e[+-]?\d+)?)\s*(%?)"
     found = re.fullmatch(number, text.strip().lower())
     return float(found.group(1)) / (100 if found.group(2) else 1) if found else None
 
@@ -106,7 +106,7 @@ def relaxed_accuracy(text, answers, tolerance=0.05):
 
 
 # the label of an option, in the forms that people write
-STATED_LABEL = re.compile(r"(?:^|\banswer\W*(?:is\b)?)\W*([a-z])(?=[).:,*]|\W*$)")
+STATED_LABEL = re.compile(r"(?:^|\banswer(?:\W*is\b)?)\W*([a-z])(?=[).:,*]|\W*$)")
 
 
 def select_option(text, options, letters=True):

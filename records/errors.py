@@ -1,4 +1,4 @@
-"""Errors, warnings, extra packages and locks: what training and all commands share."""
+"""Errors, warnings, extra packages, locks and drafts: what training and all commands share."""
 
 import argparse
 import fcntl
@@ -148,6 +148,11 @@ def warn(text):
         tqdm.write(f"{command_name()}: {visible(sentence)}", file=sys.stderr)
 
 
+def print_visible(line):
+    """Prints a line that may contain texts of the user's files on stdout, as `visible`."""
+    print(visible(line), flush=True)
+
+
 def is_first_process():
     """Is this the first process of the launch? It works before join_ranks, too."""
     return int(os.environ.get("RANK", 0)) == 0
@@ -166,6 +171,27 @@ def lock(out, flag="--out", name="lock"):
         reason = "another run is writing there" if held else e.strerror
         raise UserError(f"{flag} {out}: {reason}; choose another directory") from None
     return file
+
+
+@contextmanager
+def draft(path):
+    """Gives the path of a hidden file beside `path`, which replaces `path` after the block. If the
+    block fails, the hidden file is deleted and `path` does not change.
+
+    UserError if another command is writing there. If that command was killed, its lock has ended,
+    and the new command uses its hidden file again.
+    """
+    path = Path(path)
+    hidden = path.with_name(f".draft-{path.name}")
+    if path.is_dir():
+        raise UserError(f"{path}: this is a folder; give the name of a file")
+    with lock(path.parent, f"{path.name} in", hidden.name):
+        try:
+            yield hidden
+            hidden.replace(path)
+        except BaseException:  # Ctrl-C too
+            hidden.unlink(missing_ok=True)
+            raise
 
 
 class Parser(argparse.ArgumentParser):

@@ -8,6 +8,7 @@ import json
 import os
 import re
 import warnings
+import zlib
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from itertools import repeat
@@ -137,6 +138,11 @@ def frames(video, times):
             yield from repeat(pixels, count)
 
 
+def checksum_of(entry):
+    """Bytes -> their CRC-32 as 8 hexadecimal digits."""
+    return b"%08x" % zlib.crc32(entry)
+
+
 class Probes:
     """A cache of video sizes in a file. Every process appends to this file.
 
@@ -152,8 +158,10 @@ class Probes:
         self.known = {}
         with suppress(OSError), open(self.path, "rb") as file:
             for line in file:
-                with suppress(ValueError):  # a killed process may leave an incomplete line
-                    key, size = json.loads(line)
+                # a killed process may leave half a line, and a disk may change bits
+                checksum, _, entry = line.rstrip().partition(b" ")
+                if checksum == checksum_of(entry):
+                    key, size = json.loads(entry)
                     self.known[key] = tuple(size)
 
     def __call__(self, video):
@@ -168,8 +176,9 @@ class Probes:
                 found = probe(video)
                 half_frame = found.duration / len(found.times) / 2
                 self.known[key] = (found.width, found.height, found.duration, half_frame)
-                with suppress(OSError), open(self.path, "a", encoding="utf-8") as file:
-                    file.write(json.dumps([key, self.known[key]]) + "\n")
+                with suppress(OSError), open(self.path, "ab") as file:
+                    entry = json.dumps([key, self.known[key]]).encode()
+                    file.write(checksum_of(entry) + b" " + entry + b"\n")
             except Unreadable as error:  # in memory, so that ffmpeg hangs only once for this file
                 self.known[key] = error
         if isinstance(self.known[key], Unreadable):

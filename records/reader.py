@@ -51,13 +51,10 @@ class Records:
         refuse_pipe(path)
         if self.path.suffix != ".jsonl" and os.path.exists(path):
             stop(path, conversion(self.path, media))
-        try:
-            self._file = open(self.path, "rb")
-            self.stamp = stamp_of(self._file.fileno())
-            # offsets: (n+1,) int64, where records start and the last one ends; lines: from 1
-            self.offsets, self.lines, digest = find_lines(self._file)
-        except OSError as error:
-            stop(path, f"the file cannot be read: {error.strerror}")
+        self.open_file()
+        self.stamp = stamp_of(self._file.fileno())
+        # offsets: (n+1,) int64, where records start and the last one ends; lines: from 1
+        self.offsets, self.lines, digest = find_lines(self._file)
         if len(self) and self.starts_with_other():
             stop(path, conversion(self.path, media))
         if not len(self):
@@ -100,6 +97,13 @@ class Records:
         for sentence in unlikely[:1]:
             warn(sentence)
 
+    def open_file(self):
+        """DataError if the file cannot be opened, in this process or in another one."""
+        try:
+            self._file = open(self.path, "rb")
+        except OSError as error:
+            stop(self.path, f"the file cannot be read: {error.strerror}")
+
     def __getstate__(self):
         return self.__dict__ | {"_file": None}
 
@@ -117,7 +121,7 @@ class Records:
     def text(self, i):
         """The bytes of record i. Raises DataError if the file has changed."""
         if self._file is None:
-            self._file = open(self.path, "rb")
+            self.open_file()
         if stamp_of(self._file.fileno()) != self.stamp:
             stop(self.path, "the file has changed since it was opened")
         i = range(len(self))[i]  # negative numbers count from the end

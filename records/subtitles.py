@@ -5,7 +5,7 @@ import html
 import re
 from pathlib import Path
 
-from records.errors import Unreadable, plural, warn
+from records.errors import Unreadable, plural, refuse_pipe, warn
 
 CLOCK = r"((?=\d+\s*[:.,])\d+(?:\s*:\s*\d+){0,2}(?:\s*[.,]\s*\d+)?)"
 # Only settings may follow the times: "align:start" in WebVTT, "X1:40 X2:600" in SRT.
@@ -18,8 +18,8 @@ END_OF_BLOCK = {"WebVTT": r"\n\n", "SRT": r"\n\n(?=\d+[ \t]*(?:\n|$))"}
 COMMENT = re.compile(r"\n?(?:NOTE|STYLE|REGION)(?:\s|$)")
 # <i>, </i>, <c.red>, <br/>; <00:00:01.600>; <v Ann>, <c.red Ann>; <font color="red">; {\an8}.
 # The text "3 < 4 and 5 > 2" has no tag.
-TAG = re.compile(r"(?i)</?(?:[a-z][^\s<>]*|\s*\d+:[\d:.]+|(?:[biucv]|lang|ruby|rt)\s[^<>]*"
-                 r"|\w+\.[^<>]*|\w+\s[^<>=]*=[^<>]*)\s*/?>|\{\\[^{}]*\}")
+TAG = re.compile(r"(?i)</?(?:(?:[a-z][^\s<>]*|\s*\d+:[\d:.]+)\s*/?|\w+\.[^<>]*"
+                 r"|(?:[biucv]|lang|ruby|rt)\s[^<>]*|\w+\s[^<>=]*=[^<>]*)>|\{\\[^{}]*\}")
 # WebVTT has the character references of HTML. SRT has none, but files that were converted to SRT
 # contain &amp; and &#39;. There the semicolon is required: "?a=1&copy=2" is ordinary text.
 REFERENCE = {"WebVTT": re.compile(r"&#?\w{1,32};?"), "SRT": re.compile(r"&#?\w{1,32};")}
@@ -30,8 +30,9 @@ def read_subtitles(path):
     Unreadable if a line with an arrow has no two times, so that no entry is lost. Prints a warning
     if other lines cannot be used."""
     try:
+        refuse_pipe(path)
         entries, unused = find_entries(Path(path).read_text(encoding="utf-8-sig").rstrip())
-    except ValueError as error:  # also a UnicodeDecodeError
+    except ValueError as error:  # also a UnicodeDecodeError or a DataError
         raise Unreadable("wrong subtitles", f"{path}: {error}") from None
     if unused:
         warn(f"{path}: {plural(len(unused), 'line')} of text or times cannot be used, because no "

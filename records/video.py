@@ -52,7 +52,7 @@ HEADER = re.compile(r"#tb 0: (\d+/[1-9]\d*)\n.*#codec_id 0: (\w+)\n"
 ENTRY = re.compile(
     r"^0,[^,]+, *(-?\d+), *(\d+),[^,]+,[^,\n]+(?:, *F=0x([\da-fA-F]+))?", re.M)
 # in ffmpeg's log; a line with metadata of the file starts with the name of a field instead
-ROTATION = re.compile(r"(?im)^\[info\] +display ?matrix: rotation of (-?\d+\.?\d*) degrees")
+ROTATION = re.compile(r"(?im)^\[info\] +display ?matrix: rotation of (-?\d+(?:\.\d*)?) degrees")
 CUT_OFF = re.compile(r"(?m)^\[\S+ @ \w+\] \[\w+\] File ended prematurely")
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from data import DataConfig
-from records.errors import DataError, Unreadable, plural, require_file, visible, warn
+from records.errors import DataError, Unreadable, plural, print_visible, require_file, warn
 from records.media import MAX_FRAMES, read_image
 from records.parse import THOUSANDTHS, like_thousandths, unlikely_styles, unlikely_units
 from records.reader import Records
@@ -104,15 +104,17 @@ def check_file(records, config, decode_all, print_all):
             thousandths.add(may_be_thousandths(records, i, config, decode_all))
         for problem in find_problems(records, i, config, decode_all):
             if print_all or counts.total() < MAX_PRINTED:
-                print(visible(f"{records.where(i)}: {problem.kind}: {problem.sentence}"))
+                print_visible(f"{records.where(i)}: {problem.kind}: {problem.sentence}")
             counts[problem.kind] += 1
     if thousandths - {None} == {True} and not counts["unlikely unit"]:
-        print(f"{records.path}: unlikely unit: {THOUSANDTHS}")
+        print_visible(f"{records.path}: unlikely unit: {THOUSANDTHS}")
         counts["unlikely unit"] += 1
     summary = ", ".join(f"{kind} {n}" for kind, n in sorted(counts.items()))
     if counts["missing file"]:
-        print(f"Paths are relative to {records.media}; use --media DIR for another folder.")
-    print(f"{records.path}: {plural(len(records), 'record')}; {summary or 'nothing is wrong'}")
+        print_visible(f"Paths are relative to {records.media}; use --media DIR for another "
+                      "folder.")
+    n = plural(len(records), "record")
+    print_visible(f"{records.path}: {n}; {summary or 'nothing is wrong'}")
     return bool(counts)
 
 

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import torch
 
-from records.errors import Parser, RunError, Unreadable, UserError, lock, warn
+from records.errors import Parser, RunError, Unreadable, UserError, lock, print_visible, warn
 
 FAILED = (RunError, torch.OutOfMemoryError)
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO)  # of an OSError: the disk or the user's share
+# of an OSError: the disk or the user's share is full, or a file is longer than the user may write
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG)
 MARK = ".made-by"  # file in a folder that a command makes; it contains the name of the command
 
 
@@ -67,27 +68,6 @@ def refuse_input(parser, path, inputs):
 
 
 @contextmanager
-def draft(path):
-    """Gives the path of a hidden file beside `path`, which replaces `path` after the block. If the
-    block fails, the hidden file is deleted and `path` does not change.
-
-    UserError if another command is writing there. If that command was killed, its lock has ended,
-    and the new command uses its hidden file again.
-    """
-    path = Path(path)
-    hidden = path.with_name(f".draft-{path.name}")
-    if path.is_dir():
-        raise UserError(f"{path}: this is a folder; give the name of a file")
-    with lock(path.parent, f"{path.name} in", hidden.name):
-        try:
-            yield hidden
-            hidden.replace(path)
-        except BaseException:  # Ctrl-C too
-            hidden.unlink(missing_ok=True)
-            raise
-
-
-@contextmanager
 def own_folder(out, command, inputs=(), besides=()):
     """Makes the folder `out`, marks it as made by this command, and locks it during the block.
 
@@ -107,7 +87,8 @@ def own_folder(out, command, inputs=(), besides=()):
                 mark.unlink()
             raise UserError(f"{out} contains {', '.join(sorted(found)[:3])}, and {command} has not "
                             "made this folder; give another folder, or delete them")
-        mark.write_text(command, encoding="utf-8")
+        if made_by != command:  # on a full disk, writing it again could leave it empty
+            mark.write_text(command, encoding="utf-8")
         yield out
 
 
@@ -129,7 +110,7 @@ def print_table(title, entries):
     widths = [max(map(len, cells)) for cells in zip(*lines, strict=True)]
     for label, *cells in lines:
         aligned = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
-        print("  ".join([label.ljust(widths[0]), *aligned]), flush=True)
+        print_visible("  ".join([label.ljust(widths[0]), *aligned]))
 
 
 def print_line(found):

@@ -21,7 +21,7 @@ from evaluation import pictures
 from evaluation.evaluate import SCORES, evaluate
 from evaluation.generate import evaluation_config
 from evaluation.masks import open_masks
-from records.errors import UserError, plural
+from records.errors import RunError, UserError, draft, plural
 from records.media import MAX_FRAMES
 from records.reader import Records
 from tools import benchmarks, command, model_flags
@@ -109,12 +109,10 @@ def write_predictions(args, path, sets, found):
                 out.writelines(json.dumps(line | more) + "\n" for line in predictions)
 
 
-def report_set(args, k, name, records, found):
-    """The result of evaluate_set for file k -> its metrics for the last number of frames. Draws
-    pictures. Prints a table if there are several numbers of frames."""
-    metrics, predictions = [*found.values()][-1]
-    if args.draw:
-        pictures.draw(predictions, records, pictures.folder_of_set(args.draw, k, name))
+def report_set(name, found):
+    """The result of evaluate_set -> its metrics for the last number of frames. Prints a table if
+    there are several numbers of frames."""
+    metrics, _ = [*found.values()][-1]
     if len(found) == 1:
         return metrics
     by_frames = {str(n): metrics for n, (metrics, _) in found.items()}
@@ -125,6 +123,18 @@ def report_set(args, k, name, records, found):
     return metrics | {"by_frames": by_frames}
 
 
+def draw_pictures(args, sets, found):
+    """Draws the predictions of the last number of frames. It comes last, so that a full disk costs
+    no scores."""
+    try:
+        for k, (name, records, _) in enumerate(sets):
+            _, predictions = [*found[k].values()][-1]
+            pictures.draw(predictions, records, pictures.folder_of_set(args.draw, k, name))
+    except OSError as error:
+        raise RunError(f"--draw {args.draw}: {error}; {args.predictions} and the scores above are "
+                       "complete") from None
+
+
 @command.report_errors
 def main(argv=None):
     args = parse(argv)
@@ -132,8 +142,8 @@ def main(argv=None):
     # every rank reads the records, but only the first rank prints warnings about them
     quiet = nullcontext() if ranks.first else redirect_stderr(io.StringIO())
     # made before the evaluation, so that a file that cannot be written costs no time
-    draft = command.draft(args.predictions) if ranks.first else nullcontext()
-    with quiet, draft as path:
+    hidden = draft(args.predictions) if ranks.first else nullcontext()
+    with quiet, hidden as path:
         if args.benchmark:
             args.max_new = args.max_new or benchmarks.BENCHMARKS[args.benchmark].max_new
         loaded = model_flags.open_model(args)
@@ -147,8 +157,8 @@ def main(argv=None):
             write_predictions(args, path, sets, found)
     if ranks.first:
         last_line = {}
-        for k, (name, records, _) in enumerate(sets):
-            metrics = report_set(args, k, name, records, found[k])
+        for k, (name, *_) in enumerate(sets):
+            metrics = report_set(name, found[k])
             if k:
                 last_line[name] = metrics
             else:
@@ -159,6 +169,8 @@ def main(argv=None):
         if args.read_answers:
             last_line |= {"read_answers": args.read_answers}
         command.print_line(last_line)
+        if args.draw:
+            draw_pictures(args, sets, found)
 
 
 if __name__ == "__main__":

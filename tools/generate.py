@@ -9,6 +9,7 @@ import os
 import re
 import sys
 from functools import partial
+from operator import itemgetter
 from pathlib import Path
 
 from tqdm import tqdm
@@ -17,8 +18,9 @@ from evaluation.answer import Shown, asks_for_tracks, open_images, open_video, s
 from evaluation.generate import evaluation_config
 from evaluation.pictures import MARK, draw_answer
 from evaluation.prompts import VideoClip
-from records.errors import Unreadable, UserError, lock, plural, warn
+from records.errors import Unreadable, UserError, draft, lock, plural, visible, warn
 from records.media import MAX_FRAMES
+from records.reader import FORM_ERRORS
 from tools import command, model_flags
 from toy import world
 
@@ -26,6 +28,7 @@ TOY_VIDEO = ""  # --video without a file
 # characters other than tab and newline that a terminal would obey
 CONTROL = re.compile(r"[\0-\x08\x0b-\x1f\x7f-\x9f]")
 LINE_START = b'{"file": '  # of each line of --out
+of_line = itemgetter("file", "model", "prompt")
 
 
 def parse(argv):
@@ -167,15 +170,21 @@ def answer_folder(loaded, open_one, args, options):
     out = Path(args.out)
     with lock(out.parent, f"--out {out.name} in", out.name) as file:
         written = out.read_bytes()
-        if not all(LINE_START.startswith(line[: len(LINE_START)]) for line in written.splitlines()):
-            raise UserError(f"--out {out}: this command has not made this file; give another name")
-        os.truncate(out, written.rfind(b"\n") + 1)  # a line that was cut off by a kill
-        lines = [json.loads(line) for line in out.read_bytes().splitlines()]
-        done = {(line["file"], line["model"], line["prompt"]) for line in lines}
+        end = written.rfind(b"\n") + 1
+        rest = written[end:]  # a kill may have cut off the last line
+        is_cut = LINE_START.startswith(rest[: len(LINE_START)]) and rest[-1:] != b"}"
+        try:
+            done = {of_line(json.loads(line)) for line in written[:end].splitlines()}
+            if not is_cut:
+                of_line(json.loads(rest))
+        except FORM_ERRORS:
+            raise UserError(f"--out {out}: this command has not made this file; give another name"
+                            ) from None
+        os.truncate(out, end)
         unreadable = []
         paths = sorted(p for p in args.folder.iterdir() if p.is_file() and p.name[0] != "."
                        and not p.samefile(out))
-        for path in tqdm(paths, desc=args.folder.name, unit="file"):
+        for path in tqdm(paths, desc=visible(args.folder.name), unit="file"):
             about = {"file": str(path), "model": args.model, "prompt": args.prompt}
             if tuple(about.values()) in done:
                 continue
@@ -224,7 +233,7 @@ def main(argv=None):
     answer = loaded.reply(shown, [(args.prompt, None)], **options, on_token=printer)
     if args.draw:
         times = shown.clip.times if shown.clip else []
-        with command.draft(args.draw) as path:
+        with draft(args.draw) as path:
             draw_answer(str(path), answer.points, shown.images, times, shown.frames_at,
                         asks_for_tracks(args.prompt))
     if args.json:

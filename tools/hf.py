@@ -13,7 +13,7 @@ import torch
 from data import DataConfig
 from records.errors import import_extra, warn
 from text.tokenizer import ByteTokenizer
-from tools.command import make_parser, print_line, report_errors
+from tools.command import MARK, make_parser, own_folder, print_line, report_errors
 from weights import files
 from weights.base import extended_tokenizer, start_from_base
 from weights.export import export, require_exportable
@@ -35,18 +35,28 @@ COMMANDS = {  # name: (sentence, folders of the example, (argument, metavar, hel
 
 
 @contextmanager
-def empty_again_after_an_error(out):
-    """Makes the folder `out`. After an error, removes its files and all folders that were made."""
+def new_folder(out):
+    """Makes the folder `out`, which is marked until it is complete. Removes what a killed command
+    has left in it, and after an error all files and folders that were made. UserError as in
+    own_folder."""
     made = [folder for folder in (out, *out.parents) if not folder.exists()]
-    out.mkdir(parents=True, exist_ok=True)
-    try:
-        yield
-    except BaseException:  # Ctrl-C too
-        for path in list(out.iterdir()):
+    with own_folder(out, "tools.hf"):
+        remove_files(out)
+        try:
+            yield
+        except BaseException:  # Ctrl-C too
+            remove_files(out)
+            (out / MARK).unlink()
+            for folder in made:
+                folder.rmdir()
+            raise
+        (out / MARK).unlink()
+
+
+def remove_files(folder):
+    for path in folder.iterdir():
+        if path.name != MARK:
             path.unlink()
-        for folder in made:
-            folder.rmdir()
-        raise
 
 
 @report_errors
@@ -63,14 +73,12 @@ def main(argv=None):
                                  help="dtype of the weights (default: the stored dtype)")
     args = parser.parse_args(argv)
     out = Path(args.out)
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        parser.error(f"{out}: this is not an empty folder; give another folder")
     # stop early, before the weights are read
     dtype = None
     if args.command == "export":
         require_exportable(files.describe(args.source).config)
         dtype = args.dtype and getattr(torch, args.dtype)
-    with empty_again_after_an_error(out):
+    with new_folder(out):
         if args.command == "base":
             import_extra("tokenizers")
             model = start_from_base(args.source, args.siglip)

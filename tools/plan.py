@@ -22,8 +22,9 @@ import numpy as np
 from tqdm import tqdm
 
 import packing
+from records.errors import draft
 from records.mixture import Mixture
-from tools.command import draft, make_parser, output_file, positive, print_line, report_errors
+from tools.command import make_parser, output_file, positive, print_line, report_errors
 from toy import world
 from training.config import parse
 from training.planner import PlanFile, StepPlanner, measure, name_kind

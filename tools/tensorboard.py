@@ -7,6 +7,7 @@ loss, lr/vit or eval/point_f1. If a resumed run repeats a step, the later line c
 deletes nothing. If you start it again, TensorBoard ignores the files of the earlier start.
 """
 
+import threading
 import time
 from pathlib import Path
 
@@ -24,6 +25,8 @@ def write_scalars(log, folder, once):
     tensorboard = import_extra("torch.utils.tensorboard")
     print(f"writes the scalars of {log} to {folder}; show them with:\n"
           f"    tensorboard --logdir {folder.parent}", flush=True)
+    # TensorBoard raises an error of its thread in this thread, too, where it is one sentence
+    threading.excepthook = lambda error: None
     n_read = last = 0  # n_read: lines read so far; last: the step of the last line
     # with purge_step=0, TensorBoard ignores older files in the folder
     with tensorboard.SummaryWriter(folder, purge_step=0) as board:

@@ -9,15 +9,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from records.errors import plural
-from tools.command import (
-    draft,
-    make_parser,
-    own_folder,
-    positive,
-    report_errors,
-    whole_number,
-)
+from records.errors import draft, plural
+from tools.command import make_parser, own_folder, positive, report_errors, whole_number
 from toy.world import SOURCES
 
 

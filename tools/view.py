@@ -26,12 +26,12 @@ from PIL import Image
 
 import attention
 import packing
-from records.errors import UserError, explained, plural
+from records.errors import UserError, draft, explained, plural
 from records.visual import read_headers
 from text.points import since_start, unit
 from text.styles import parts_of
 from text.tokenizer import token_text
-from tools.command import draft, make_parser, output_file, report_errors
+from tools.command import make_parser, output_file, report_errors
 from tools.plan import open_training
 from training.config import Config, parse
 from training.loader import Decoder

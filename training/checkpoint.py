@@ -190,8 +190,9 @@ def check_directory(out, args, init):
         reason = f"contains {', '.join(foreign)}, which was not written by a run"
     elif args.overwrite and not is_empty and not is_run(out):
         reason = "is not a run directory (it has no config.json); --overwrite does not delete it"
-    elif args.overwrite and init and Path(init).resolve().is_relative_to(out.resolve()):
-        reason = f"--overwrite would delete the weights of --init {init}"
+    for flag, folder in {"--init": init, "--vit": args.fields.get("vit")}.items():
+        if args.overwrite and folder and Path(folder).resolve().is_relative_to(out.resolve()):
+            reason = reason or f"--overwrite would delete the weights of {flag} {folder}"
     if reason:
         raise UserError(f"--out {out}: {reason}. You can also choose another directory")
 

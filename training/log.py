@@ -25,6 +25,7 @@ from records.errors import (
     RankError,
     RunError,
     Unreadable,
+    draft,
     plural,
     visible,
     warn,
@@ -151,7 +152,8 @@ class RunLog:
             return
         log = run.out / "log.jsonl"
         if not run.resume_from.step:
-            (run.out / "config.json").write_text(json.dumps(head, indent=1), encoding="utf-8")
+            with draft(run.out / "config.json") as path:  # half a file would block the next run
+                path.write_text(json.dumps(head, indent=1), encoding="utf-8")
             log.write_text(json.dumps(head) + "\n", encoding="utf-8")
         if log.exists():
             os.truncate(log, log.read_bytes().rfind(b"\n") + 1)
@@ -271,7 +273,7 @@ def commit():
     """-> the commit of this code, with + if files were changed; 'unknown' without git."""
     command = ["git", "describe", "--always", "--dirty=+", "--exclude=*"]
     try:
-        return subprocess.check_output(command, cwd=Path(__file__).parents[1], text=True,
+        return subprocess.check_output(command, cwd=Path(__file__).parents[1], encoding="utf-8",
                                        stderr=subprocess.DEVNULL).strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"

@@ -22,7 +22,7 @@ from torch.distributed.tensor import DTensor
 
 from data import DataConfig
 from model import ModelConfig, Molmo2
-from records.errors import explained, hint_of_path, import_extra
+from records.errors import explained, hint_of_path, import_extra, refuse_pipe
 from stages import stage3
 from text.tokenizer import load_tokenizer
 from weights import lora, released
@@ -48,7 +48,8 @@ def writing(path):
     try:
         yield
     except Exception as e:  # safetensors raises its own
-        raise OSError(errno.EIO, f"the file cannot be written: {e}", str(path)) from None
+        sentence = f"the file cannot be written; is the disk full? {e}"
+        raise OSError(errno.EIO, sentence, str(path)) from None
 
 
 def save(model, folder):
@@ -74,6 +75,8 @@ def describe(folder):
     folder = TOY if folder == "toy" else Path(folder)
     if (folder / "model" / "config.json").is_file():
         folder = folder / "model"
+    for path in folder.glob("*"):
+        refuse_pipe(path)
     path = folder / "config.json"
     with explained(path):
         raw = json.loads(path.read_bytes()) if path.is_file() else {}

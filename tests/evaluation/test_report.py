@@ -249,7 +249,7 @@ caption_exact             -     0.750
 Pictures: runs/x/progress.gif
 Next: python -m tools.play --model runs/x
 """
-OWN_END = f"""after 1,600 steps      mine       old
+OWN_END = f"""after 1,600 steps      mine      old\\x07
 caption_exact         0.500         -
 point_f1                  -     0.750
 The held-out loss was lowest at step 800 (runs/x/step-800). To end the run with this model \
@@ -267,7 +267,7 @@ Next: python -m tools.generate --model runs/x --image {MEDIA}/chelsea.png --prom
 @pytest.mark.parametrize(("eval_records", "log", "scores", "text"), [
     (None, [], TOY_SCORES, TOY_END),
     ({"mine": []}, [{"step": 800, "eval": {"nll": {"all": 1}}}],
-     {"caption_exact": 0.5, "nll": {"all": 2}, "old": {"point_f1": 0.75, "nll": {}}}, OWN_END),
+     {"caption_exact": 0.5, "nll": {"all": 2}, "old\a": {"point_f1": 0.75, "nll": {}}}, OWN_END),
     ({}, [], {}, BARE_END),
 ])
 def test_the_end_is_a_table_of_scores_the_pictures_and_what_to_do_next(

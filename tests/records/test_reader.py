@@ -107,6 +107,9 @@ def test_a_file_can_be_sent_and_a_change_of_it_is_noticed(tmp_path):
     assert Records(path).fingerprint != records.fingerprint
     with pytest.raises(DataError, match="has changed since it was opened"):
         pickle.loads(sent)[0]
+    path.unlink()
+    with pytest.raises(DataError, match=r"r\.jsonl: the file cannot be read: No such file"):
+        pickle.loads(sent)[0]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -166,10 +169,12 @@ def test_a_video_is_probed_once_until_its_file_changes(tmp_path, monkeypatch):
     with pytest.raises(Unreadable, match=r"^damaged video: "):
         records.video_size(records[1])
     (notes,) = tmp_path.glob(".*")
+    notes.write_text(notes.read_text().replace("1280", "1290"))  # a disk may change bits
+    assert Records(path).video_size(records[0]) == sizes[0]
     notes.write_text(notes.read_text() + '["cut')                # as after a kill
     (tmp_path / "a.mp4").touch()
     assert Records(path).video_size(records[0]) == sizes[0]
-    assert probed == ["a.mp4", "b.mp4", "a.mp4"]
+    assert probed == ["a.mp4", "b.mp4", "a.mp4", "a.mp4"]
 
 
 def test_points_in_pixels_are_checked_against_the_file_when_its_header_is_read(tmp_path):

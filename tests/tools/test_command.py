@@ -8,12 +8,15 @@ from contextlib import suppress
 import pytest
 import torch
 
-from records.errors import UserError
+from records.errors import Unreadable, UserError, draft
+from records.subtitles import read_subtitles
 from tests.full_disk import files_up_to
 from tests.test_layout import ROOT
 from tools import generate, plan, view
-from tools.command import draft, own_folder
+from tools.command import own_folder
+from tools.convert.rows import read_rows
 from tools.model_flags import open_device
+from weights.files import describe
 
 
 def write(folder, command="tools.a", **options):
@@ -24,6 +27,8 @@ def write(folder, command="tools.a", **options):
 def test_a_command_goes_on_in_a_folder_that_it_has_made(tmp_path):
     out = tmp_path / "new" / "out"
     write(out)
+    with files_up_to(0), own_folder(out, "tools.a"):  # a full disk leaves the mark as it is
+        pass
     write(out)
     with pytest.raises(UserError, match=r"contains records.jsonl, and tools.b has not made"):
         write(out, "tools.b")
@@ -87,7 +92,7 @@ def test_a_full_disk_leaves_no_half_file_that_blocks_the_command(command, flags,
                                                                  monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "out.npz.part").write_text("mine")
-    with files_up_to(500), pytest.raises(SystemExit):
+    with files_up_to(500), pytest.raises(SystemExit, match="1"):
         command.main(flags)
     assert "File too large" in capsys.readouterr().err.splitlines()[-1]
     assert [path.name for path in tmp_path.iterdir()] == ["out.npz.part"]
@@ -139,6 +144,13 @@ def test_a_pipe_as_a_file_is_refused_and_not_waited_for(command, flags, tmp_path
     with pytest.raises(SystemExit, match="2"):
         command.main([*flags, "pipe.npz"])
     assert "pipe.npz: this is not a regular file" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("read", [read_rows, read_subtitles, lambda path: describe(path.parent)])
+def test_a_pipe_in_a_folder_is_refused_and_not_waited_for(read, tmp_path):
+    os.mkfifo(tmp_path / "model.jsonl")
+    with pytest.raises((ValueError, Unreadable), match=r"model\.jsonl: this is not a regular file"):
+        read(tmp_path / "model.jsonl")
 
 
 def test_the_converter_imports_neither_the_model_nor_the_trainer():

@@ -12,6 +12,7 @@ from evaluation.generate import Sampling
 from records.errors import UserError
 from tests.evaluation.answers import clip_with_masks
 from tests.evaluation.small_model import DATA, MEDIA, save_run
+from tests.full_disk import files_up_to
 from tools import evaluate, toy
 from toy.images import World
 
@@ -124,6 +125,19 @@ def test_what_another_command_wrote_is_replaced_only_with_overwrite(tmp_path, na
     with pytest.raises(UserError, match=f"{path} exists; give another folder"):
         evaluate.parse(flags)
     evaluate.parse([*flags, "--overwrite"])
+
+
+def test_a_full_disk_costs_pictures_but_no_scores(call, tmp_path):
+    """No half picture is left, which would block the next command."""
+    flags = ["--data", MEDIA / "records.jsonl", "--media", MEDIA, "--max-new", 1, "--draw",
+             tmp_path / "drawn"]
+    with files_up_to(60_000):
+        status, out, err, rows = call(*flags)
+    assert status == 1
+    assert f"{tmp_path / 'out'}/predictions.jsonl and the scores above are complete" in err[-1]
+    assert "nll" in json.loads(out[-1])
+    assert rows
+    assert not [path for path in (tmp_path / "drawn").iterdir() if b"IEND" not in path.read_bytes()]
 
 
 @pytest.mark.parametrize("break_it", ["link", "copy", "folder"])

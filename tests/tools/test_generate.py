@@ -280,10 +280,12 @@ def test_a_folder_gives_one_line_per_file_and_a_second_start_continues(
     generate.main(["--model", str(saved_run), *map(str, flags)])
     assert not fake.prompts
     assert f"{folder / '07.png'}" in capsys.readouterr().err
-    (tmp_path / "mine.jsonl").write_text("mine")
-    with pytest.raises(SystemExit):
-        call(*flags[:5], tmp_path / "mine.jsonl")
-    assert (tmp_path / "mine.jsonl").read_text() == "mine"
+    for mine in ("mine", '{"file": "a"}', '{"file": "a"}\n{"file": "b"}'):
+        (tmp_path / "mine.jsonl").write_text(mine)
+        with pytest.raises(SystemExit):
+            call(*flags[:5], tmp_path / "mine.jsonl")
+        assert "this command has not made this file" in capsys.readouterr().err
+        assert (tmp_path / "mine.jsonl").read_text() == mine
     with pytest.raises(SystemExit):
         call(*flags[:4])
     assert "give only this one, --prompt, and --out FILE.jsonl" in capsys.readouterr().err

@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from tests.full_disk import files_up_to
 from tools import tensorboard
 
 
@@ -46,6 +47,15 @@ def test_tensorboard_reads_the_later_line_of_each_step_however_often_the_command
             "seconds": [(1, 1), (2, 1), (3, 1)], "eval/point_f1": [(2, 0.25), (3, 0.5)],
             "eval/b.jsonl/loss": [(3, 2)]}
     assert len(list((run / "tensorboard").iterdir())) == 3
+
+
+@pytest.mark.extras("tensorboard")
+def test_a_full_disk_is_one_sentence(tmp_path, capsys):
+    write_log(tmp_path, *steps(*range(1, 99), loss=8))
+    with files_up_to(900), pytest.raises(SystemExit, match="1"):
+        tensorboard.main([str(tmp_path), "--once"])
+    (sentence,) = capsys.readouterr().err.splitlines()
+    assert "File too large" in sentence
 
 
 @pytest.mark.extras("tensorboard")

@@ -22,6 +22,7 @@ import train
 from evaluation import report
 from records import media
 from records.errors import lock
+from tests.full_disk import files_up_to
 from tests.training.runs import (
     RECIPE,
     SMALL,
@@ -219,6 +220,9 @@ def test_a_checkpoint_runs_no_code_of_those_who_made_it(whole, tmp_path):
 def test_a_full_disk_ends_the_run_in_one_sentence_and_resume_continues(whole, records, tmp_path,
                                                                        capsys, monkeypatch):
     out = tmp_path / "out"
+    with files_up_to(2000):  # less than config.json
+        assert run(out, *RECIPE, *records) == 1
+    sentence(capsys, "File too large")
     write_item = dcp.filesystem._write_item
 
     def full_at_4(*args):
@@ -279,8 +283,9 @@ def test_a_directory_that_holds_a_run_needs_resume_or_overwrite(whole, records, 
         assert run(tmp_path / "mine", *RECIPE, *records, *more) == 2
         sentence(capsys, "mine: contains config.json, which was not written by a run")
         (tmp_path / "mine/lock").unlink()
-    assert run(out, *flags, "--init", str(out)) == 2
-    sentence(capsys, "--overwrite would delete the weights of --init")
+    for flag in ("--init", "--vit"):
+        assert run(out, *flags, flag, str(out)) == 2
+        sentence(capsys, f"--overwrite would delete the weights of {flag}")
     assert contents(tmp_path) == before
     assert run(out, *flags) == 0
     assert sorted(logged(out)) == [1]

@@ -142,7 +142,11 @@ def test_a_folder_of_ours_and_back_is_the_same_folder(saved, tmp_path, capsys):
     ours = tmp_path / "ours"
     out = tmp_path / "again"
     command.main(["import", str(folder), str(ours)])
+    out.mkdir()
+    for name in (".made-by", "half"):  # of a command that was killed
+        (out / name).write_text("tools.hf")
     command.main(["export", str(ours), str(out)])
+    assert not {".made-by", "half"} & {path.name for path in out.iterdir()}
     first = files.load(folder, dtype=None).state_dict()
     again = files.load(out, dtype=None).state_dict()
     assert set(first) == set(again)
@@ -150,7 +154,7 @@ def test_a_folder_of_ours_and_back_is_the_same_folder(saved, tmp_path, capsys):
     assert (out / "tokenizer.json").read_bytes() == (folder / "tokenizer.json").read_bytes()
     with pytest.raises(SystemExit):
         command.main(["export", str(ours), str(out)])
-    assert "not an empty folder" in capsys.readouterr().err
+    assert "tools.hf has not made this folder" in capsys.readouterr().err
 
 
 def test_export_converts_to_the_dtype_that_is_named(saved, tmp_path):
@@ -220,4 +224,4 @@ def test_weights_that_do_not_fit_on_the_disk_are_one_sentence(saved, tmp_path, c
     with files_up_to(50_000), pytest.raises(SystemExit, match="1"):
         command.main([name, folder, str(tmp_path / "out")])
     *_, sentence = capsys.readouterr().err.splitlines()
-    assert "the file cannot be written: " in sentence and file in sentence
+    assert "the file cannot be written; is the disk full? " in sentence and file in sentence

@@ -34,9 +34,9 @@ import json
 import sys
 
 from evaluation.pictures import draw_records
-from records.errors import RunError, warn
+from records.errors import RunError, draft, warn
 from records.reader import Records
-from tools.command import draft, report_errors
+from tools.command import report_errors
 from tools.convert.flags import parse
 from tools.convert.report import Report
 from tools.convert.write import write
@@ -56,8 +56,12 @@ def main(argv=None):
     if args.draw and records:
         picture = draw_records(records[0], args.draw)
         if picture:
-            with draft(args.drawing) as path:
-                picture.save(path)
+            try:
+                with draft(args.drawing) as path:
+                    picture.save(path)
+            except OSError as error:
+                raise RunError(f"{args.drawing} is not written: {error}; {args.out} is complete"
+                               ) from None
             warn(f"{args.drawing} shows the first images or videos")
         else:
             warn(f"{args.drawing} is not written: {args.out} has no image and no video to draw")

@@ -4,7 +4,7 @@ import os
 from pathlib import Path
 
 from tools.command import in_range, make_parser, positive, refuse_input
-from tools.convert.layouts import LAYOUTS, PEOPLE
+from tools.convert.layouts import LAYOUTS, PEOPLE, files_of
 from tools.convert.report import MAX_PRINTED
 
 TYPES = ("chart", "chemical", "circuit", "diagram", "doc", "document", "graphic", "math",
@@ -87,7 +87,9 @@ def parse(argv, text):
     if args.out.suffix != ".jsonl":
         parser.error(f"{args.out}: the name of a file of records must end in .jsonl")
     add_outputs(args)
-    inputs = [*args.sources, *(source / "metadata.jsonl" for source in args.sources)]
+    inputs = [*filter(None, [args.exclude])]
+    for source in args.sources if args.overwrite else ():
+        inputs += files_of(source, args.kind, args.split)[0]
     for path in filter(None, [*args.outs, args.drawing, args.urls, args.masks]):
         refuse_input(parser, path, inputs)
         if path.is_dir() or (os.path.lexists(path) and not args.overwrite):

@@ -6,7 +6,7 @@ import re
 from functools import cached_property
 from pathlib import Path, PurePosixPath
 
-from records.errors import plural
+from records.errors import draft, plural
 from tools.convert.make import number_of, skip_unless, text_of
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".mov", ".webm", ".avi", ".m4v")
@@ -103,11 +103,8 @@ class Media:
         name = hashlib.sha256(cell).hexdigest()
         path = self.store / name
         if not path.exists():
-            self.store.mkdir(parents=True, exist_ok=True)
-            # rename a complete draft, so that a killed command leaves no part of an image
-            draft = self.store / f"{name}.draft"
-            draft.write_bytes(cell)
-            draft.replace(path)
+            with draft(path) as hidden:
+                hidden.write_bytes(cell)
         return name if self.store == self.root else str(path.absolute())
 
     def images(self, cells):

@@ -17,7 +17,7 @@ from collections import Counter
 from xml.etree import ElementTree
 
 from records.check import short
-from records.errors import DataError, Unreadable, explained, import_extra, plural
+from records.errors import DataError, Unreadable, explained, import_extra, plural, refuse_pipe
 
 BATCH = 32  # rows of a parquet file in memory at a time
 ANSWERS = {  # field of a question: field of its answer
@@ -40,8 +40,9 @@ def published_files(source, split=None):
     .json and .jsonl files if it has no parquet file. Without `split`, they must be of one split."""
     files = [source]
     if source.is_dir():
-        files = sorted(source.rglob("*.parquet"))
-        files = files or sorted([*source.rglob("*.json"), *source.rglob("*.jsonl")])
+        files = sorted(source.rglob("[!.]*.parquet"))
+        # not the hidden draft of OUT
+        files = files or sorted([*source.rglob("[!.]*.json"), *source.rglob("[!.]*.jsonl")])
         splits = SPLITS & set(map(split_of, files))
         if len(splits) > 1 and not split:
             raise DataError(f"{source} contains the splits {', '.join(sorted(splits))}: "
@@ -165,5 +166,6 @@ READERS = {".jsonl": read_lines, ".ndjson": read_lines, ".json": read_json, ".cs
 
 def read_rows(path, layout=None):
     """Yields (where, row) of a file. layout: of a published set, see read_parquet."""
+    refuse_pipe(path)
     reader = READERS[path.suffix.lower()]
     return reader(path, layout) if reader is read_parquet else reader(path)

@@ -9,7 +9,7 @@ from records.errors import Unreadable
 from records.parse import as_object
 from records.subtitles import read_subtitles
 
-LANGUAGE = re.compile(r"\.[a-z]{2,3}(?:[-_]\w+)*$")  # the end of film.en and film.zh-Hans
+LANGUAGE = re.compile(r"\.[a-z]{2,3}(?:[-_]\w+(?:-\w+)*)?$")  # the end of film.en and film.zh-Hans
 
 
 class SubtitleFolder:

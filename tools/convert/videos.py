@@ -172,7 +172,7 @@ def conversations(row, job, source=""):
     style = CONVERSATION_STYLES[kind[1]] if kind else "user_qa"
 
     def build(question, reply):
-        question, n_placeholders = re.subn(r"\s*<(image|video)>\s*", "", question)
+        question, n_placeholders = re.subn(r"((?<!\s)\s+)?<(image|video)>\s*", "", question)
         skip_unless(n_placeholders <= 1, "placeholders that do not fit the video")
         if style == "video_long_caption":
             return make.caption(reply, style)

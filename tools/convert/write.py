@@ -20,10 +20,9 @@ from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 
-from records.errors import RunError, Unreadable, plural, warn
+from records.errors import RunError, Unreadable, draft, plural, warn
 from records.parse import as_object, parse
 from records.reader import media_folder, names_of, read_record
-from tools.command import draft
 from tools.convert.entries import read_entries
 from tools.convert.layout import Job
 from tools.convert.make import split

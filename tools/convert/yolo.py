@@ -36,7 +36,7 @@ def label_files(rows, job):
 def open_folder(folder, media):
     """A folder of label files -> (Media of their images, {number: name of a class})."""
     # labels/train/a.txt belongs to images/train/a.jpg
-    place = Path(media or re.sub("(.*/)labels(?=/|$)", r"\1images", str(folder.absolute())))
+    place = Path(media or re.sub("^(.*/)labels(?=/|$)", r"\1images", str(folder.absolute())))
     images = Media(place)
     texts = [path for path in folder.glob("*.txt") if path.name not in CLASSES]
     above = [folder, *folder.absolute().parents[:3]]

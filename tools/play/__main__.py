@@ -11,7 +11,7 @@ import webbrowser
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from threading import Thread
 
 import torch
@@ -25,6 +25,10 @@ from toy.world import WORDS
 
 N_PORTS = 20  # that are tried
 MAX_BODY = 100_000_000  # bytes of a request
+
+
+class TooSlow(BaseException):
+    """A request takes too long. The code that decodes an image catches every Exception."""
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -68,13 +72,14 @@ class Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def time_limit(seconds):
-    """Ends the block with a UserError after this time. It works only in the main thread."""
+    """Ends the block with TooSlow after this time. It works only in the main thread."""
     def stop(*_):
-        raise UserError(f"the answer takes longer than {seconds} s; give a shorter prompt or a "
+        raise TooSlow(f"the answer takes longer than {seconds} s; give a shorter prompt or a "
                         "smaller file, or start this command with a larger --seconds")
 
     signal.signal(signal.SIGALRM, stop)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    # again after each further second, since Python ignores an exception in a finalizer
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1)
     try:
         yield
     finally:
@@ -123,11 +128,15 @@ def main(argv=None):
     if not args.no_browser:
         webbrowser.open(address)
     while True:  # the model runs in the main thread, where Ctrl-C stops it at once
-        body, answer = server.requests.get()
+        try:
+            # a signal that comes just before the wait is handled after it
+            body, answer = server.requests.get(timeout=1)
+        except Empty:
+            continue
         try:
             with time_limit(args.seconds):
                 reply = reply_to(json.loads(body), loaded, sampling(args))
-        except (Unreadable, UserError) as error:  # the file of the user cannot be read
+        except (TooSlow, Unreadable, UserError) as error:
             reply = {"error": str(error)}
         except Exception as error:  # the server continues with the next request
             reply = {"error": f"This request cannot be used: {error!r:.300}"}

@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 import vision
 from data import DataConfig
-from records.errors import RunError, require_file
+from records.errors import RunError, draft, require_file
 from records.media import MAX_FRAMES
 from records.reader import Records, stamp_of
 from records.visual import read_headers
@@ -84,17 +84,17 @@ def prepare(source, config, args, index):
 
 def save(frames, folder, size, suffix):
     """Writes frames to a draft, and renames it to `folder` when it is complete."""
-    draft = folder.with_suffix(f".part{os.getpid()}")
-    draft.mkdir(parents=True)
+    part = folder.with_suffix(f".part{os.getpid()}")
+    part.mkdir(parents=True)
     try:
         with closing(frames):  # stops ffmpeg if the disk is full
             for k, pixels in enumerate(frames):
                 image = Image.fromarray(vision.resize(pixels, size, size))
-                image.save(draft / f"{k:05d}.{suffix}", quality=95, subsampling=0)
+                image.save(part / f"{k:05d}.{suffix}", quality=95, subsampling=0)
         with suppress(OSError):  # another process has made the folder
-            draft.rename(folder)
+            part.rename(folder)
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        shutil.rmtree(part, ignore_errors=True)
 
 
 @contextmanager
@@ -121,8 +121,8 @@ def write(source, args, out):
     sizes = {}
     skipped = Counter()
     work = partial(prepare, source, DataConfig(max_frames=args.max_frames, fps=args.fps), args)
-    with (command.draft(out / "records.jsonl") as draft, open_pool(args.workers) as workers,
-          open(draft, "w", encoding="utf-8") as file):
+    with (draft(out / "records.jsonl") as path, open_pool(args.workers) as workers,
+          open(path, "w", encoding="utf-8") as file):
         done = workers.map(work, range(len(source)), chunksize=4)
         bar = tqdm(done, total=len(source), unit="record")
         free = 1  # the number of the next line

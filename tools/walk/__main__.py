@@ -116,8 +116,8 @@ def run_tests(name, path):
     command = [sys.executable, "-m", "pytest", "-q", "-x", "--tb=short", "-p", "no:cacheprovider",
                "-p", "tools.walk.swap", *TESTS[name]]
     variables = {"WALK_FILE": str(path.resolve()), "WALK_EXERCISE": name}
-    done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True,
-                          env=os.environ | variables)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, encoding="utf-8",
+                          errors="replace", env=os.environ | variables)
     if done.returncode == 0:
         return None
     # "FAILED file::test[its case] - message"; a case may contain blanks

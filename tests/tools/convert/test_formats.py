@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from records.reader import Records
+from tests.full_disk import files_up_to
 from tests.test_readme import CI, ROOT
 from tests.tools.convert.command import run
 from tools import check
@@ -476,6 +477,11 @@ def test_the_first_images_are_drawn_with_their_boxes(tmp_path):
     columns = [x for x in range(picture.width) if picture.getpixel((x, 120))[0] > 200]
     sides = [x for x in columns if x - 1 not in columns]  # sides of boxes, and the gap
     assert sides == pytest.approx([120, 360, 480, 604, 844], abs=6)
+    with files_up_to(2000):
+        status, _, err = run(path, tmp_path / "b.jsonl", "--draw", "2")
+    assert (status, (tmp_path / "b.draw.png").exists()) == (1, False)
+    assert "File too large" in err
+    assert f"{tmp_path}/b.jsonl is complete" in err
 
 
 PAGE = [line for line in CI["commands"](ROOT / "docs/own_data.md") if "tools.convert" in line]

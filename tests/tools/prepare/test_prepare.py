@@ -52,7 +52,21 @@ def test_a_list_of_urls_is_not_replaced(tmp_path, capsys):
     with pytest.raises(SystemExit, match="2"):
         command.main(words)
     assert "records.urls.txt exists; give OUT another name" in capsys.readouterr().err
+    with pytest.raises(SystemExit, match="2"):
+        command.main([*words, "--overwrite", "--exclude", str(tmp_path / "records.urls.txt")])
+    assert "records.urls.txt: this file is an input of the command" in capsys.readouterr().err
     assert (tmp_path / "records.urls.txt").read_text() == "mine"
+
+
+def test_out_may_be_in_the_folder_that_is_read_but_is_no_input(tmp_path, capsys):
+    row = {"image_url": "https://example.org/1", "question": "q?", "answer": "a"}
+    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    words = [str(tmp_path), str(tmp_path / "records.jsonl"), "--as", "pixmo-ask-model-anything"]
+    assert command.main(words) == 0
+    assert json.loads(capsys.readouterr().out)["rows"] == 1
+    with pytest.raises(SystemExit, match="2"):
+        command.main([*words, "--overwrite"])
+    assert "records.jsonl: this file is an input of the command" in capsys.readouterr().err
 
 
 def test_a_command_of_the_old_form_says_the_new_one(capsys):
