@@ -4,7 +4,7 @@ in    a record (docs/records.md) with its reader, a data.DataConfig, the VisionC
 out   MediaInfo, from headers alone: sizes, frame times, subtitles; then crops (n,P,F) uint8
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from text.visual_tokens import shift_subtitles
 @dataclass
 class MediaInfo:
     """A record's visual input, as described by the headers of its files."""
-    sizes: list = field(default_factory=list)  # (width, height) of images, or of the video
+    sizes: list  # (width, height) of images, or of the video
     times: list = None  # of the frames of a video, in seconds from the start of the clip
     subtitles: object = None  # [(start, end, text), ..] in the same seconds, or one text
 

@@ -131,7 +131,7 @@ def test_headers_give_sizes_times_and_subtitles_of_the_clip(folder):
     assert info == MediaInfo([(1280, 720)], [0, 0.5, 1, 1.5, 2], [(1.0, 1.5, "hm")])
     text = {**record, "subtitles": "words"}
     assert read_headers(first_record(folder, text), CONFIG).subtitles == "words"
-    assert read_headers(first_record(folder, {"annotations": [QA]}), CONFIG) == MediaInfo()
+    assert read_headers(first_record(folder, {"annotations": [QA]}), CONFIG) == MediaInfo([])
     images = {"images": GREY_FRAMES[:2], "annotations": [QA]}
     assert read_headers(first_record(folder, images), CONFIG) == MediaInfo([(32, 24)] * 2)
 

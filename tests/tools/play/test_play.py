@@ -18,6 +18,7 @@ import tempfile
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -29,7 +30,14 @@ import packing
 from evaluation.answer import style_hint
 from evaluation.generate import Sampling, generate
 from evaluation.prompts import encode_prompt
-from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, VISION, random_model
+from tests.evaluation.small_model import (
+    CONFIG,
+    DATA,
+    MEDIA,
+    TOKENIZER,
+    VISION,
+    random_model,
+)
 from tests.test_layout import ROOT
 from tests.training.processes import runs_until
 from tools import model_flags
@@ -41,6 +49,7 @@ from tools.play.recorder import AttentionRecorder
 from toy.shapes import SIZE, render
 from training.loader import text_example
 
+MODEL = SimpleNamespace(config=CONFIG)  # the answers of these tests need no more of a model
 GROUND = {"slope": [10, -20], "texture": 1, "period": 6, "noise": 3}
 CIRCLE = {"colour": "white", "shape": "circle", "x": 30, "y": 60, "r": 18, "light": 0}
 SCENE = {"objects": [CIRCLE], **GROUND}
@@ -298,7 +307,7 @@ def test_a_character_of_several_tokens_is_shown_by_its_last_one(monkeypatch):
     ids = TOKENIZER.encode("é 🍎")
     monkeypatch.setattr(answers, "generate", lambda *_, **__: [ids])
     monkeypatch.setattr(AttentionRecorder, "shares", lambda *_: torch.zeros(2, len(ids), 99))
-    reply = answers.reply_to({"prompts": ["x"], "scene": SCENE}, (None, TOKENIZER, DATA), None)
+    reply = answers.reply_to({"prompts": ["x"], "scene": SCENE}, (MODEL, TOKENIZER, DATA), None)
     assert reply["answers"][0]["tokens"] == ["", "é", " ", "", "", "", "🍎"]
 
 
@@ -306,7 +315,7 @@ def test_shares_are_those_of_the_visual_tokens_of_the_prompt(monkeypatch):
     places = torch.arange(99).expand(2, 1, -1) / 1e6  # replaces the shares of all tokens
     monkeypatch.setattr(answers, "generate", lambda *_, **__: [[1]])
     monkeypatch.setattr(AttentionRecorder, "shares", lambda *_: places)
-    reply = answers.reply_to({"prompts": ["x"], "scene": SCENE}, (None, TOKENIZER, DATA), None)
+    reply = answers.reply_to({"prompts": ["x"], "scene": SCENE}, (MODEL, TOKENIZER, DATA), None)
     prompt = encode_prompt([render(SCENE)], [("x", None)], TOKENIZER, DATA, VISION)
     assert reply["answers"][0]["shares"] == [[prompt.pool_dst.tolist()]] * 3
 
@@ -316,7 +325,7 @@ def test_a_wide_image_is_tiled_by_more_crops_across_than_down(monkeypatch):
     monkeypatch.setattr(AttentionRecorder, "shares", lambda *_: torch.zeros(2, 0, 999))
     request = {"prompts": ["x"], "file": file_of(MEDIA / "coffee.png", "image/png")}
     config = dataclasses.replace(DATA, max_crops=8)
-    reply = answers.reply_to(request, (None, TOKENIZER, config), None)
+    reply = answers.reply_to(request, (MODEL, TOKENIZER, config), None)
     assert (reply["size"], reply["tiling"]) == ((600, 400), (2, 4))
 
 
@@ -324,7 +333,7 @@ def test_the_prompts_of_a_request_share_the_crops_of_its_picture(monkeypatch):
     found = []
     monkeypatch.setattr(answers, "generate", lambda _, prompts, *__, **___: found.extend(prompts))
     with contextlib.suppress(TypeError):           # since there are no answers
-        answers.reply_to({"prompts": ALL, "scene": SCENE}, (None, TOKENIZER, DATA), None)
+        answers.reply_to({"prompts": ALL, "scene": SCENE}, (MODEL, TOKENIZER, DATA), None)
     assert len({id(prompt.images) for prompt in found}) == 1 < len(found)
 
 
