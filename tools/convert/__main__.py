@@ -39,12 +39,16 @@ from records.reader import Records
 from tools.command import draft, report_errors
 from tools.convert.flags import parse
 from tools.convert.report import Report
+from tools.convert.template import write_template
 from tools.convert.write import write
 
 
 @report_errors
 def main(argv=None):
     args = parse(argv, __doc__)
+    if args.template:
+        print(json.dumps({"files": write_template(args.sources[0], args.out)}))
+        return 0
     report = Report(args)
     try:
         counts = write(args, report)

@@ -7,11 +7,12 @@ it is in --ignore. `row` is an entry of a file, and `args` are the flags of the 
 import re
 from typing import NamedTuple
 
-from records.check import is_a, is_list_of, require, short
+from records.check import is_a, is_list_of, is_number, require, short
 from records.errors import plural
 from records.parse import as_object
 from records.reader import CHAT_KEYS
 from text.prompts import SYSTEM, question_text
+from tools.convert.media import VIDEO_SUFFIXES
 
 ROLES = {
     "human": "user", "user": "user", "system": "system", "developer": "system",
@@ -23,6 +24,9 @@ REASONING = ("reasoning_content", "reasoning", "thinking")
 REJECTED = ("rejected", "rejected_response", "rejected_messages")
 DESIRED = ("label", "kto_tag", "desirable")
 MEDIA = {"image": ("image", "images", "image_url"), "video": ("video", "videos", "video_url")}
+TIMES = (  # of a part of a video
+    ("start", "end"), ("start_time", "end_time"), ("startTime", "endTime"), ("begin", "end"),
+    ("start_sec", "end_sec"), ("video_start", "video_end"), ("clip_start", "clip_end"))
 RESIZED = ("resized_width", "resized_height")
 ROW_FIELDS = (
     *CHAT_KEYS, "image", "images", "video", "videos", "start", "end", "fps", "objects", *RESIZED,
@@ -111,6 +115,32 @@ def read_chats(row, job):
     kept = {"id": str(row["id"])} if "id" in row else {}
     kept |= {key: row[key] for key in ("subtitles", "weight") if key in row}
     return {**kept, **visual}, [style | annotation for annotation in annotations]
+
+
+def name_times(rows, job):
+    """Yields the rows of a file. The two times of a part of a video get the names start and end,
+    and times such as "1:02.5" become seconds."""
+    for where, row in rows:
+        of_video = isinstance(row, dict) and any(
+            name in row or str(row.get("file_name")).lower().endswith(VIDEO_SUFFIXES)
+            for name in MEDIA["video"])
+        for names in TIMES if of_video else ():
+            times = [seconds_of(row.get(name)) for name in names]
+            if None not in times and not {"start", "end"} - {*names} & row.keys():
+                row = {key: value for key, value in row.items() if key not in names}
+                row |= dict(zip(("start", "end"), times, strict=True))
+        yield where, row
+
+
+def seconds_of(value):
+    """A number, or a text such as "62.5", "1:02.5" or "0:01:02,5" -> seconds; None for others."""
+    if is_number(value):
+        return value
+    parts = re.fullmatch(r"(?:(?:(\d+):)?(\d+):)?(\d+(?:[.,]\d+)?)", str(value).strip())
+    if not parts:
+        return None
+    hours, minutes, seconds = (float((part or "0").replace(",", ".")) for part in parts.groups())
+    return 3600 * hours + 60 * minutes + seconds
 
 
 def store_images(row, media):

@@ -67,7 +67,8 @@ class Job:
     args: Namespace
     report: Report
     media: Media
-    path: Path = None  # the file that is read
+    source: Path = None  # the file or folder of the command line that is read
+    path: Path = None  # the file in it
     columns: tuple = ()  # of the row, also those that are not used
 
 

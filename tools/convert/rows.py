@@ -22,7 +22,7 @@ from records.errors import DataError, Unreadable, explained, import_extra, plura
 BATCH = 32  # rows of a parquet file in memory at a time
 ANSWERS = {  # field of a question: field of its answer
     "query": "response", "instruction": "output", "question": "answer", "prompt": "completion"}
-CAPTIONS = ("text", "caption")
+CAPTIONS = ("text", "caption", "captions")
 TEXTS = {*ANSWERS, *ANSWERS.values(), *CAPTIONS, "input", "system", "chosen", "rejected"}
 # cells of CSV that are not broken, each with the comma after it
 CELLS = r'(?:(?:"[^"]*(?:""[^"]*)*"|[^",\n][^,\n]*)?,)*'

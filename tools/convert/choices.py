@@ -1,0 +1,88 @@
+"""The layout of multiple-choice questions: options as a list, or in columns A, B, C, ..
+
+    {"image": "9.jpg", "question": "What?", "options": ["cup", "bowl"], "answer": "bowl"}
+    {"image": "9.jpg", "hint": "..", "question": "What?", "A": "cup", "B": "bowl", "answer": "B"}
+"""
+
+import re
+from ast import literal_eval
+from string import ascii_uppercase
+
+from records.check import is_number, require, short
+from records.errors import DataError
+from tools.convert.make import MAX_OPTIONS, skip_unless, text_of, whole
+from tools.convert.tables import read_questions
+
+OPTIONS = ("options", "choices")
+RIGHT = ("answer", "answer_idx", "answer_index", "correct_answer", "correct_choice_idx",
+         "answerKey")
+FIELDS = (*OPTIONS, *RIGHT, "hint", *ascii_uppercase)
+
+
+def read_choices(row, job):
+    """The right option is given by its letter, by its index from 0, or by its text. Unreadable if
+    these rules do not agree. Several right options are a list."""
+    rest = {key: value for key, value in row.items()
+            if key not in FIELDS}
+    letters, options = read_options(row)
+    if not options:
+        return read_questions(row, job)
+    right = [find_right(name, row[name], letters, options, job.path)
+             for name in RIGHT if name in row]
+    require(right, "the entry", f"it has options, but none of the fields {', '.join(RIGHT)}")
+    skip_unless(all(found == right[0] for found in right), "no right option",
+                f"{' and '.join(name for name in RIGHT if name in row)} do not agree")
+    distinct = list(dict.fromkeys(options))  # an option that is given twice gets one letter
+    skip_unless(2 <= len(distinct) <= MAX_OPTIONS, "no right option", "it has no 2 to 26 options")
+    rest["question"] = "\n".join(filter(None, (text_of(row.get("hint")), row["question"])))
+    head, (qa,) = read_questions({**rest, "answer": "-"}, job)
+    places = [distinct.index(options[k]) for k in right[0]]
+    qa["turns"][-1] |= {"options": distinct,
+                        "answer_idx": places[0] if len(places) == 1 else places}
+    del qa["turns"][-1]["answer"]
+    return head, [qa]
+
+
+def read_options(row):
+    """-> the letters and the texts of the options."""
+    given = [name for name in OPTIONS if name in row]
+    columns = {letter: row[letter] for letter in ascii_uppercase if letter in row}
+    require(len(given) + bool(columns) < 2, "the entry", "it has several lists of options")
+    cell = row[given[0]] if given else columns
+    if isinstance(cell, str):  # a list in a cell of a table
+        try:
+            cell = literal_eval(cell)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            skip_unless(False, "no options", f"{given[0]} is not a list: {short(cell)}")
+    if isinstance(cell, dict) and cell.keys() == {"label", "text"}:
+        cell = dict(zip(cell["label"], cell["text"], strict=True))
+    if isinstance(cell, list):
+        cell = dict(zip(ascii_uppercase, cell, strict=False))
+    require(all(isinstance(text, str) or is_number(text) for text in cell.values()), "the entry",
+            "its options must be texts")
+    options = [str(text).strip() for text in cell.values()]
+    begins = [re.match(rf"\(?{re.escape(letter)}[.):]\s*(?=\S)", text)
+              for letter, text in zip(cell, options, strict=True)]
+    if all(begins):  # training adds the letters
+        options = [text[begin.end():] for begin, text in zip(begins, options, strict=True)]
+    return [*cell], options
+
+
+def find_right(name, cell, letters, options, path):
+    """The field `name` with a letter, an index or a text, or a list of them -> indices."""
+    if isinstance(cell, list):
+        found = [find_right(name, each, letters, options, path) for each in cell]
+        return sorted(index for each in found for index in each)
+    text = str(whole(cell)).strip()
+    found = {k for k, letter in enumerate(letters) if text.strip("().:") == letter}
+    if not name.endswith(("idx", "index")):
+        found |= {k for k, option in enumerate(options) if text == option}
+    if not found and text == str(len(options)):
+        raise DataError(f"{path}: '{name}' is {text}, but there are {text} options. Indices must "
+                        "start at 0: subtract 1 from all of them, or correct this one")
+    if text.isdecimal() and int(text) < len(options):
+        found.add(int(text))
+    found = {options.index(options[k]) for k in found}  # an option may be given twice
+    skip_unless(len(found) == 1, "no right option", f"'{name}' is {short(cell)}, which is not the "
+                "letter, the index from 0 or the text of exactly one option")
+    return [*found]
