@@ -7,14 +7,17 @@ in      a .jsonl, .csv, .tsv or .parquet file with one entry per line, or a .jso
         array:
           chats       ShareGPT, LLaVA, OpenAI, Hugging Face, ms-swift
           questions   question and answer; instruction and output (alpaca); query and response
+          choices     question, options (or columns A, B, ..) and answer
           captions    image or file_name, with text or caption
           records     entries that are records already
         a .json file in COCO's format (coco), also of Roboflow and LVIS: boxes, polygons, captions
+        a .json file of Label Studio (label-studio): boxes, polygons, points, choices, texts
         a table with a line for each box (csv-boxes): image, label, xmin, ymin, xmax, ymax
         a folder with
           labelme     .json files of LabelMe: boxes, polygons, points
           voc         .xml files of Pascal VOC: boxes
           yolo        .txt files, with data.yaml (needs PyYAML) or classes.txt
+          mot         seqinfo.ini, gt/gt.txt and images: tracks
           captions    metadata.jsonl or metadata.csv: an imagefolder
         files of a published set or benchmark, or a folder of them, with --as
 out     OUT, one record per line; its paths are relative to the folder where training finds media
