@@ -5,6 +5,7 @@ import os
 from records.check import is_number, require
 from tools.convert.boxes import located
 from tools.convert.make import UNIT, size_of, skip_unless
+from tools.convert.media import IMAGE_SUFFIXES
 
 VOC_FIELDS = {"name", "bndbox", "pose", "truncated", "difficult", "occluded"}  # of an object
 VOC_FOLDERS = ("", "JPEGImages", "../JPEGImages", "images", "../images")  # with the images
@@ -29,7 +30,9 @@ def read_voc(row, job):
             place = [place[0] - 1, place[1] - 1, *place[2:]]
         found.append((entry["name"][0], place))
     name = row["filename"][0]
-    paths = [os.path.join(folder, name) for folder in VOC_FOLDERS]
+    # labelImg has written names without an extension
+    names = [name] if os.path.splitext(name)[1] else [name + suffix for suffix in IMAGE_SUFFIXES]
+    paths = [os.path.join(folder, name) for folder in VOC_FOLDERS for name in names]
     path = next((path for path in paths if (job.media.root / path).is_file()), name)
     size = [as_number(row["size"][0][side][0]) for side in ("width", "height")]
     return located(job, path, size_of(*size), found)

@@ -41,8 +41,8 @@ PLACEHOLDER = re.compile(
     r"<img>(?P<path>[^<]+)</img>|(?:<\|vision_start\|>)?<\|?(?P<kind>image|video)"
     r"(?:here|_pad|[_ ]?(?P<number>\d+))?\|?>(?:<\|vision_end\|>)?", re.I)
 # Tags of other models. MARK is an error everywhere, OTHER_TAG in questions.
-MARK = (r'<\|/?(?!object_ref_|box_)\w+\|>|<loc_?\d+>|<patch_index_\d+>|</?(?:seg|im_start|im_end)>'
-        r'|"(?:point|box)_2d"')
+MARK = (r'<\|/?(?!object_ref_|box_)\w+\|>|<loc_?\d+>|<patch_index_\d+>|<__\w+>'
+        r'|</?(?:seg|im_start|im_end)>|"(?:point|box)_2d"')
 OTHER_TAG = (rf"{MARK}|<\|\w+\|>|</?(?:img|image|video|audio|ref|box|bx)>|<start_of_image>|\[IMG\]"
              "|< image >|<fake_token_around_image>")
 REF = r"(?:<ref>|<\|object_ref_start\|>)([^<]*)(?:</ref>|<\|object_ref_end\|>)"
@@ -257,9 +257,16 @@ def one_of(fields, names, place):
 
 
 def refuse_tags(pattern, text, place, ignore):
-    for tag in re.findall(pattern, text):
-        require(tag in ignore, place,
-                f"{tag} is not supported here; --ignore '{tag}' keeps it as ordinary text")
+    for tag in re.finditer(pattern, text):
+        require(tag[0] in ignore, place,
+                f"{tag[0]} is not supported here; --ignore '{tag[0]}' keeps it as ordinary text")
+
+
+def check_plain(texts, place, ignore):
+    """Unreadable if one of these options or answers contains a placeholder or another tag."""
+    for text in texts:
+        refuse_tags(OTHER_TAG, text, place, ignore)
+        refuse_tags(PLACEHOLDER, text, place, ignore)
 
 
 def split_media(text, ignore):

@@ -6,17 +6,22 @@
 
 import re
 from ast import literal_eval
-from string import ascii_uppercase
+from itertools import chain
+from string import ascii_lowercase, ascii_uppercase
 
 from records.check import is_number, require, short
 from records.errors import DataError
+from tools.convert.chats import check_plain
 from tools.convert.make import MAX_OPTIONS, skip_unless, text_of, whole
 from tools.convert.tables import read_questions
 
-OPTIONS = ("options", "choices")
+OPTIONS = ("options", "choices", "candidates")
+COLUMNS = (  # forms of the names of columns with one option each
+    ascii_uppercase, [f"a{k}" for k in range(10)],
+    *([f"{name}_{letter}" for letter in ascii_lowercase] for name in ("choice", "option")))
 RIGHT = ("answer", "answer_idx", "answer_index", "correct_answer", "correct_choice_idx",
          "answerKey")
-FIELDS = (*OPTIONS, *RIGHT, "hint", *ascii_uppercase)
+FIELDS = (*OPTIONS, *RIGHT, "hint", *chain.from_iterable(COLUMNS))
 
 
 def read_choices(row, job):
@@ -32,6 +37,7 @@ def read_choices(row, job):
     require(right, "the entry", f"it has options, but none of the fields {', '.join(RIGHT)}")
     skip_unless(all(found == right[0] for found in right), "no right option",
                 f"{' and '.join(name for name in RIGHT if name in row)} do not agree")
+    check_plain(options, "an option", job.args.ignore)
     distinct = list(dict.fromkeys(options))  # an option that is given twice gets one letter
     skip_unless(2 <= len(distinct) <= MAX_OPTIONS, "no right option", "it has no 2 to 26 options")
     rest["question"] = "\n".join(filter(None, (text_of(row.get("hint")), row["question"])))
@@ -45,15 +51,17 @@ def read_choices(row, job):
 
 def read_options(row):
     """-> the letters and the texts of the options."""
-    given = [name for name in OPTIONS if name in row]
-    columns = {letter: row[letter] for letter in ascii_uppercase if letter in row}
-    require(len(given) + bool(columns) < 2, "the entry", "it has several lists of options")
-    cell = row[given[0]] if given else columns
+    cells = [row[name] for name in OPTIONS if name in row]
+    for names in COLUMNS:
+        columns = {ascii_uppercase[k]: row[name] for k, name in enumerate(names) if name in row}
+        cells += [columns] if columns else []
+    require(len(cells) < 2, "the entry", "it has several lists of options")
+    cell = cells[0] if cells else {}
     if isinstance(cell, str):  # a list in a cell of a table
         try:
             cell = literal_eval(cell)
         except (ValueError, SyntaxError, MemoryError, RecursionError):
-            skip_unless(False, "no options", f"{given[0]} is not a list: {short(cell)}")
+            skip_unless(False, "no options", f"this is not a list: {short(cell)}")
     if isinstance(cell, dict) and cell.keys() == {"label", "text"}:
         cell = dict(zip(cell["label"], cell["text"], strict=True))
     if isinstance(cell, list):
@@ -80,7 +88,9 @@ def find_right(name, cell, letters, options, path):
     if not found and text == str(len(options)):
         raise DataError(f"{path}: '{name}' is {text}, but there are {text} options. Indices must "
                         "start at 0: subtract 1 from all of them, or correct this one")
-    if text.isdecimal() and int(text) < len(options):
+    # in a table, an index is a text, too
+    is_text = isinstance(cell, str) and text in options and path.suffix not in (".csv", ".tsv")
+    if text.isdecimal() and int(text) < len(options) and not is_text:
         found.add(int(text))
     found = {options.index(options[k]) for k in found}  # an option may be given twice
     skip_unless(len(found) == 1, "no right option", f"'{name}' is {short(cell)}, which is not the "

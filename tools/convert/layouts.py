@@ -41,21 +41,22 @@ PEOPLE = {
     "label-studio": located(
         studio.read_task, " -".join(["data annotations? completions? -id", *studio.UNUSED]),
         "data annotations | data completions"),
-    "records": Layout(as_it_is, "*", "annotations"),
-    "chats": by_time(chats.read_chats, CHAT, any_of(CHAT_KEYS)),
-    "choices": by_time(
-        choices.read_choices, f"{PLAIN} question {'? '.join([*choices.FIELDS, ''])}",
-        "question options | question choices | question A B"),
-    "questions": by_time(
-        tables.read_questions,
-        f"{TABLE} answers? {'? '.join([*ANSWERS, *ANSWERS.values(), ''])}", any_of(ANSWERS)),
-    "captions": by_time(tables.read_captions, f"{PLAIN} {'? '.join([*CAPTIONS, ''])}",
-                        any_of(CAPTIONS)),
     "labelme": located(
         boxes.read_labelme, "imagePath shapes? imageWidth? imageHeight? -imageData -version",
         "shapes imagePath", many=True),
     "voc": located(box_rows.read_voc, "filename size object? -folder -path -source -segmented "
                    "-owner", "filename size", many=True),
+    "records": Layout(as_it_is, "*", "annotations"),
+    "chats": by_time(chats.read_chats, CHAT, any_of(CHAT_KEYS)),
+    "choices": by_time(
+        choices.read_choices, f"{PLAIN} question {'? '.join([*choices.FIELDS, ''])}",
+        "question options | question choices | question candidates | question A B"
+        " | question a0 a1 | question choice_a choice_b | question option_a option_b"),
+    "questions": by_time(
+        tables.read_questions,
+        f"{TABLE} answers? {'? '.join([*ANSWERS, *ANSWERS.values(), ''])}", any_of(ANSWERS)),
+    "captions": by_time(tables.read_captions, f"{PLAIN} {'? '.join([*CAPTIONS, ''])}",
+                        any_of(CAPTIONS)),
     "csv-boxes": located(box_rows.read_boxes, "boxes", box_rows.SIGN, regroup=box_rows.by_image),
     "mot": Layout(tracks.read_sequence, "lines"),
     "yolo": located(yolo.read_labels, "lines? folder", regroup=yolo.label_files, many=True),
@@ -89,6 +90,7 @@ OTHERS = [
 # files that are read. The first match decides.
 FOLDERS = [
     ("seqinfo.ini", "mot", "gt/gt.txt"),
+    ("seqinfo.ini", "mot", "gt.txt"),
     ("labels/", "yolo", "labels/*.txt"),
     *((name, "yolo", "*.txt") for name in yolo.CLASSES),
     ("metadata.jsonl", "captions", "metadata.*"),

@@ -46,7 +46,7 @@ def read_task(row, job):
         kind = result["type"]
         value = result.get("value", {})
         if kind.endswith("labels") or kind in SHAPES:
-            regions.setdefault(result["id"], []).append(result)
+            regions.setdefault(result.get("id", len(regions)), []).append(result)
         elif {"x", "points", "rle"} & value.keys() or kind == "relation":
             job.report.count_unused(f"{kind} of a region", value)
         else:

@@ -10,7 +10,7 @@
 import re
 
 from records.check import is_number, is_text, require
-from tools.convert.chats import ROW_FIELDS, read_chats
+from tools.convert.chats import ROW_FIELDS, check_plain, read_chats
 from tools.convert.media import VIDEO_SUFFIXES
 from tools.convert.rows import ANSWERS, CAPTIONS
 
@@ -28,7 +28,9 @@ def read_questions(row, job):
             f"it has both {given[0]} and {answer}; use --ignore for one of them")
     head, (qa,) = read_chats(as_chat({**rest, answer: "-"}, ANSWERS, job), job)
     del qa["turns"][-1]["answer"]
-    qa["turns"][-1]["answers"] = texts_of(row[given[0]])
+    texts = texts_of(row[given[0]])
+    check_plain(texts, "an answer", job.args.ignore)
+    qa["turns"][-1]["answers"] = texts
     return head, [qa]
 
 

@@ -25,23 +25,22 @@ def read_sequence(row, job):
     """The frames at 2 or 1 frames per second become a video, and each class a track that follows
     the centres of its boxes. If this track has more than MAX_POINTS points, each object becomes a
     track that starts at its first point."""
-    folder = job.path.absolute().parent.parent
-    info = read_info(folder / "seqinfo.ini")
-    fps, length, *size = (round(float(info[name])) for name in (
-        "frameRate", "seqLength", "imWidth", "imHeight"))
+    folder = job.path.absolute().parent
+    if folder.name == "gt":
+        folder = folder.parent
+    info, images, (fps, length, *size) = read_info(folder / "seqinfo.ini")
     rate = next((rate for rate in RATES if fps > 0 and fps % rate == 0), None)
     skip_unless(rate, "no frame rate", f"frameRate is {info['frameRate']}")
-    files = {int(path.stem): str(path)
-             for path in (folder / info["imDir"]).glob(f"*{info['imExt']}")}
+    files = {int(path.stem): str(path) for path in images.glob(f"*{info['imExt']}")}
     frames = range(1, length + 1, fps // rate)
     missing = [frame for frame in frames if frame not in files]
-    skip_unless(not missing, "missing file", f"{folder / info['imDir']} has no frame {missing[:1]}")
+    skip_unless(not missing, "missing file", f"{images} has no frame {missing[:1]}")
     times = {frame: (frame - 1) / fps for frame in frames}
     tracks = {}  # {name of a class: points}
     for cells in csv.reader(row["lines"]):
         frame, number, used = (int(float(cells[k])) for k in (0, 1, 6))
         if frame in frames and used:
-            name = class_name(int(float(cells[7])), folder, info.get("name", ""))
+            name = class_name(int(float(cells[7])), job.path.parent, info.get("name", ""))
             place = centre(*map(float, cells[2:6]), *size)
             if name and place:
                 is_hidden = len(cells) == 9 and float(cells[8]) == 0
@@ -57,20 +56,25 @@ def read_sequence(row, job):
 
 
 def read_info(path):
+    """seqinfo.ini -> its fields, the folder of the images, and a list of four numbers: frame rate,
+    number of frames, width and height."""
     with explained(path):
         info = ConfigParser(interpolation=None)
         info.read_string(path.read_text(encoding="utf-8-sig"))
-        return info["Sequence"]
+        info = info["Sequence"]
+        numbers = [round(float(info[name]))
+                   for name in ("frameRate", "seqLength", "imWidth", "imHeight")]
+        return info, path.parent / info["imDir"], numbers
 
 
-def class_name(number, folder, sequence):
+def class_name(number, labels, sequence):
     """-> the name of a class, or None for a class that is no object."""
-    path = folder / "gt/labels.txt"
+    path = labels / "labels.txt"
     if path.is_file():
         names = path.read_text(encoding="utf-8-sig").split("\n")
     else:
-        require(sequence.startswith("MOT"), "gt/labels.txt", "it is missing; write the names of "
-                "the classes into it, one per line (one name if all classes are -1)")
+        require(sequence.startswith("MOT"), str(path), "it is missing; write the names of the "
+                "classes into it, one per line (one name if all classes are -1)")
         names = CLASSES
     return names[max(number, 1) - 1].strip() if max(number, 1) <= len(names) else None
 

@@ -152,7 +152,8 @@ TABLE = [  # a row, its record or a part of the error message, and flags
     *((chat(f"q {tag}", "a"), f"a question: {tag} is not supported here") for tag in (
         "</image>", "<start_of_image>", "[IMG]", "<im_start>", "<|ref|>", "< image >", "<loc_12>")),
     *((chat("q", f"a {mark} b"), f"turn 1: {mark} is not supported here") for mark in (
-        "<|im_end|>", "<|/det|>", "<loc0100>", "<patch_index_0012>", "<seg>", '"point_2d"')),
+        "<|im_end|>", "<|/det|>", "<loc0100>", "<patch_index_0012>", "<seg>", "<__dj__image>",
+        '"point_2d"')),
     (chat("q", "a <|x|>"), made(("q", "a <|x|>")), "--ignore <|x|>"),
     (chat("<audio>q", "a"), "a question: <audio> is not supported here; --ignore '<audio>' keeps"),
     (chat("Of <video>?", "a"), made(("Of <video>?", "a")), "--ignore <video>"),

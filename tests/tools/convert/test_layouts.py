@@ -26,6 +26,7 @@ from tests.tools.convert.test_formats import (
     yolo,
 )
 from tests.tools.prepare import cases, video_cases
+from tools.convert import choices
 from tools.convert.entries import rows_of_media
 from tools.convert.flags import parse
 from tools.convert.layout import Job
@@ -147,7 +148,8 @@ VALUES = {
     "query": "other", "instruction": "other", "prompt": "other", "answer": "other",
     "response": "other", "output": "other", "completion": "other", "text": "other",
     "caption": "other", "captions": ["other"], "completions": [{"result": []}],
-    **dict.fromkeys("ABCDEFGHIJKLMNOPQRSTUVWXYZ", "x")}
+    **dict.fromkeys(choices.FIELDS[len(choices.OPTIONS) + len(choices.RIGHT):], "x"),
+    "candidates": ["x", "y"]}
 WITH = {  # columns that need other columns
     "start": {"video": "v.mp4", "end": 3}, "end": {"video": "v.mp4", "start": 1},
     "fps": {"video": [["f.png"]]}, "subtitles": {"video": "v.mp4"},
@@ -308,15 +310,20 @@ CHOICES = [  # fields of an entry, the index of the right option or a part of th
     ({"answer": "both"}, "'answer' is 'both', which is not the letter, the index"),
     ({"answer": True}, "which is not the letter"), ({"answer": None}, "none of the fields answer"),
     ({"options": ["1", "2"], "answer": 1}, "which is not the letter"),
-    ({"options": ["5", "4", "3"], "answer": 3}, 2), ({"options": ["2", "1"], "answer_idx": 1,
-                                                    "answer": "B"}, 1),
+    ({"options": ["5", "4", "3"], "answer": 3}, 2),
+    ({"options": ["2", "1"], "answer_idx": 1, "answer": "B"}, 1),
+    ({"options": ["1", "2"], "answer": "1"}, 0),
     ({"options": ["A. cup", "B. bowl"], "answer": "B"}, 1),
     ({"options": {"x": "cup", "y": "bowl"}, "answer": "y"}, 1),
     ({"options": {"label": ["A", "B"], "text": ["cup", "bowl"]}, "answerKey": "B"}, 1),
-    ({"options": "['cup', 'bowl']"}, 1), ({"options": "cup or bowl"}, "options is not a list"),
+    ({"options": "['cup', 'bowl']"}, 1), ({"options": "cup or bowl"}, "this is not a list"),
     ({"options": ["cup"], "answer": 0}, "it has no 2 to 26 options"),
+    ({"options": ["<image2>", "bowl"]}, "an option: <image2> is not supported here"),
     ({"options": [["cup"], "b"]}, "its options must be texts"),
-    ({"options": None, "A": "cup", "B": "bowl", "C": ""}, 1),
+    *(({"options": None, **columns}, 1) for columns in (
+        {"A": "cup", "B": "bowl", "C": ""}, {"a0": "cup", "a1": "bowl"},
+        {"choice_a": "cup", "choice_b": "bowl"}, {"option_a": "cup", "option_b": "bowl"})),
+    ({"options": None, "candidates": ["cup", "bowl"], "answer": "bowl"}, 1),
     ({"A": "cup"}, "it has several lists of options")]
 
 
@@ -362,6 +369,7 @@ QUESTION = {"image": "a.png", "question": "q"}
         ("answers", [{"answer": "x", "answer_id": 1}, {"answer": 2}]))),
     ({"answer": 2.5}, qa(("q", "2.5"))),
     ({"answer": "x", "answers": ["x"]}, None), ({"answers": [["x"]]}, None),
+    ({"answers": ["x", "<__dj__eoc>"]}, None),
     ({"answer": True}, None),
 ])
 def test_answers_may_be_several_or_numbers(tmp_path, fields, annotation):
@@ -472,7 +480,7 @@ def test_names_frame_rates_hidden_objects_and_borders_of_mot(tmp_path):
     ({"f/seqinfo.ini": MOT["f/seqinfo.ini"].replace("MOT17", "x")}, "write the names of the"),
     ({"f/seqinfo.ini": MOT["f/seqinfo.ini"].replace("Rate=2", "Rate=0.2")}, "frameRate is 0.2"),
     ({"f/seqinfo.ini": "[A]"}, "seqinfo.ini cannot be used"),
-    ({"f/seqinfo.ini": "[Sequence]\na=%\n"}, "KeyError: 'frameRate'"),
+    ({"f/seqinfo.ini": "[Sequence]\na=%\n"}, "seqinfo.ini cannot be used: 'frameRate' is missing"),
     ({"f/gt/gt.txt": "1,1,x"}, "cannot be read as a record"),
     ({"f/gt/gt.txt": "1,1,1,1,2,2,0,1,1"}, "no line of gt.txt is used")])
 def test_a_sequence_of_mot_that_cannot_be_used_is_named(tmp_path, changed, words):
