@@ -4,7 +4,7 @@
         --media tests/media
 
 in      a .jsonl, .csv, .tsv or .parquet file with one entry per line, or a .json file with an
-        array:
+        array (or an object) of entries:
           chats       ShareGPT, LLaVA, OpenAI, Hugging Face, ms-swift
           questions   question and answer; instruction and output (alpaca); query and response
           choices     question, options (or columns A, B, ..) and answer

@@ -12,7 +12,7 @@ from string import ascii_lowercase, ascii_uppercase
 from records.check import is_number, require, short
 from records.errors import DataError
 from tools.convert.chats import check_plain
-from tools.convert.make import MAX_OPTIONS, skip_unless, text_of, whole
+from tools.convert.make import MAX_OPTIONS, skip_unless, whole
 from tools.convert.tables import read_questions
 
 OPTIONS = ("options", "choices", "candidates")
@@ -40,7 +40,8 @@ def read_choices(row, job):
     check_plain(options, "an option", job.args.ignore)
     distinct = list(dict.fromkeys(options))  # an option that is given twice gets one letter
     skip_unless(2 <= len(distinct) <= MAX_OPTIONS, "no right option", "it has no 2 to 26 options")
-    rest["question"] = "\n".join(filter(None, (text_of(row.get("hint")), row["question"])))
+    if "hint" in row:
+        rest["question"] = f"{row['hint']}\n{row['question']}"
     head, (qa,) = read_questions({**rest, "answer": "-"}, job)
     places = [distinct.index(options[k]) for k in right[0]]
     qa["turns"][-1] |= {"options": distinct,

@@ -23,7 +23,7 @@ def with_negatives(entries, n, job):
     for where, head, made, layout in entries:
         waiting.append((known.setdefault(job.source, set()), where, head, made, layout))
         if "labels" in head:
-            known[job.source].update(annotation["label"] for annotation in made)
+            known[job.source].update(annotation.get("label") for annotation in made)
             shown.setdefault(image_of(head), set()).update(head["labels"][0])
     n_images = 0
     is_stated = False  # by the user, and not by the file

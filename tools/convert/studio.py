@@ -56,12 +56,11 @@ def read_task(row, job):
     found = [place for results in regions.values() for place in read_region(results)]
     if path.lower().endswith(VIDEO_SUFFIXES):
         require(not found, "a region", "regions of a video are not supported")
-        yield {"video": path}, made
-        return
-    if made:
-        yield {"image": path}, made
-    if found or not made:
-        yield located(job, path, UNIT, found)
+        return {"video": path}, made
+    if made and not found:
+        return {"image": path}, made
+    head, placed = located(job, path, UNIT, found)
+    return head, made + placed
 
 
 def find_medium(data, media):

@@ -38,6 +38,7 @@ def read_sequence(row, job):
     times = {frame: (frame - 1) / fps for frame in frames}
     tracks = {}  # {name of a class: points}
     for cells in csv.reader(row["lines"]):
+        require(8 <= len(cells) <= 10, "gt.txt", "each line must have 8 to 10 numbers")
         frame, number, used = (int(float(cells[k])) for k in (0, 1, 6))
         if frame in frames and used:
             name = class_name(int(float(cells[7])), job.path.parent, info.get("name", ""))

@@ -89,7 +89,7 @@ TABLE = [  # a row, its record or a part of the error message, and flags
       for key in ("img_path", "imageUrl", "Image", "image_id", "media", "frames", "sound", "tools",
                   "pdf", "options", "context", "is_correct", "rejected_images", "filename", "path",
                   "bbox", "loss", "answer", "solution", "pixel_values", "groundtruth", "keypoints",
-                  "functions", "question", "history", "A", "d", "a0", "Hint", "candidates",
+                  "functions", "table", "question", "history", "A", "d", "a0", "Hint", "candidates",
                   "scores", "ignore", "attributes")),
     *((chat("q", "a", video="v", **{key: 1}), f"the entry: the field '{key}' is not supported")
       for key in ("start_time", "endTime", "timestamps", "begin", "ts")),

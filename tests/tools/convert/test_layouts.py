@@ -264,14 +264,16 @@ def test_regions_of_label_studio_have_a_shape_labels_and_other_results(tmp_path)
 def test_choices_and_texts_of_label_studio_are_answers_and_captions(tmp_path):
     """The question is the text to which the result belongs, or the name of the result."""
     data = {"image": "s3://b/x/1.jpg?d=x%2F1.jpg", "q1": "How many?"}
-    records, skipped, _ = studio(
-        tmp_path, about("choices", choices=["red", "blue"]), about("textarea", text=["A.", "B."]),
-        about("textarea", to="q1", text=["Two."]), about("number", name="age", number=4), data=data)
+    results = [
+        RECTANGLE, about("choices", choices=["red", "blue"]), about("textarea", text=["A.", "B."]),
+        about("textarea", to="q1", text=["Two."]), about("number", name="age", number=4)]
+    records, skipped, _ = studio(tmp_path, *results, data=data)
     assert records == [image(
         {"type": "qa", "question": "the colour", "answer": "red, blue"}, caption("A."),
         caption("B."),
         {"type": "qa", "question": "How many?", "answer": "Two."},
-        {"type": "qa", "question": "age", "answer": "4"}, path="1.jpg")]
+        {"type": "qa", "question": "age", "answer": "4"},
+        *MINIMAL["label-studio"][1]["annotations"], path="1.jpg")]
     assert skipped == {}
 
 
@@ -319,6 +321,7 @@ CHOICES = [  # fields of an entry, the index of the right option or a part of th
     ({"options": "['cup', 'bowl']"}, 1), ({"options": "cup or bowl"}, "this is not a list"),
     ({"options": ["cup"], "answer": 0}, "it has no 2 to 26 options"),
     ({"options": ["<image2>", "bowl"]}, "an option: <image2> is not supported here"),
+    ({"question": ["q"]}, "is neither a text nor a list of parts"),
     ({"options": [["cup"], "b"]}, "its options must be texts"),
     *(({"options": None, **columns}, 1) for columns in (
         {"A": "cup", "B": "bowl", "C": ""}, {"a0": "cup", "a1": "bowl"},
@@ -481,7 +484,8 @@ def test_names_frame_rates_hidden_objects_and_borders_of_mot(tmp_path):
     ({"f/seqinfo.ini": MOT["f/seqinfo.ini"].replace("Rate=2", "Rate=0.2")}, "frameRate is 0.2"),
     ({"f/seqinfo.ini": "[A]"}, "seqinfo.ini cannot be used"),
     ({"f/seqinfo.ini": "[Sequence]\na=%\n"}, "seqinfo.ini cannot be used: 'frameRate' is missing"),
-    ({"f/gt/gt.txt": "1,1,x"}, "cannot be read as a record"),
+    ({"f/gt/gt.txt": "1,1,x"}, "each line must have 8 to 10 numbers"),
+    ({"f/gt/gt.txt": "1,1,x,2,3,4,1,1"}, "cannot be read as a record"),
     ({"f/gt/gt.txt": "1,1,1,1,2,2,0,1,1"}, "no line of gt.txt is used")])
 def test_a_sequence_of_mot_that_cannot_be_used_is_named(tmp_path, changed, words):
     files = {name: text for name, text in {**MOT, **changed}.items() if text is not None}
@@ -581,7 +585,8 @@ def test_empty_files_of_voc_yolo_and_label_studio_and_tables_are_images_without_
             ({"f/Annotations/2.xml": empty, **voc(*CUP)}, "2.jpg"),
             ({**yolo("cup", "0 .5 .5 .2 .2", name="classes.txt"), "f/labels/2.txt": "",
               "f/images/2.jpg": ""}, "images/2.jpg"),
-            ({"a.json": [task(RECTANGLE), task(data={"image": "2.jpg"})]}, "2.jpg"),
+            ({"a.json": [task(RECTANGLE, about("textarea", text="A.")),
+                         task(data={"image": "2.jpg"})]}, "2.jpg"),
             ({"a.csv": table}, "2.jpg"))):
         records, _, _ = convert(tmp_path / str(k), more, "--negatives", "1")
         assert absent(records)[name] == {"cup"}
