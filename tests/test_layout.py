@@ -47,11 +47,11 @@ CEILINGS = {
     "the seven modules, tokens per statement": 12.2,
     "imported by train.py, without evaluation/ and toy/": 53_810,
     "the same, in files": 43,
-    "all Python but tests": 155_930,
-    "tools/": 63_870,
+    "all Python but tests": 155_970,
+    "tools/": 63_910,
     "tools/bench/": 12_600,
-    "tools/convert/, tools/prepare/ and tools/benchmarks.py": 30_590,
-    "tests/": 201_020,
+    "tools/convert/, tools/prepare/ and tools/benchmarks.py": 30_640,
+    "tests/": 201_100,
 }
 
 # Packages that requirements.txt does not install: functions that need one import it when they are

@@ -27,8 +27,7 @@ FIELDS = (*OPTIONS, *RIGHT, "hint", *chain.from_iterable(COLUMNS))
 def read_choices(row, job):
     """The right option is given by its letter, by its index from 0, or by its text. Unreadable if
     these rules do not agree. Several right options are a list."""
-    rest = {key: value for key, value in row.items()
-            if key not in FIELDS}
+    rest = {key: value for key, value in row.items() if key not in FIELDS}
     letters, options = read_options(row)
     if not options:
         return read_questions(row, job)
@@ -39,7 +38,7 @@ def read_choices(row, job):
                 f"{' and '.join(name for name in RIGHT if name in row)} do not agree")
     check_plain(options, "an option", job.args.ignore)
     distinct = list(dict.fromkeys(options))  # an option that is given twice gets one letter
-    skip_unless(2 <= len(distinct) <= MAX_OPTIONS, "no right option", "it has no 2 to 26 options")
+    skip_unless(len(distinct) > 1, "no right option", "it has only one option")
     if "hint" in row:
         rest["question"] = f"{row['hint']}\n{row['question']}"
     head, (qa,) = read_questions({**rest, "answer": "-"}, job)
@@ -65,6 +64,7 @@ def read_options(row):
             skip_unless(False, "no options", f"this is not a list: {short(cell)}")
     if isinstance(cell, dict) and cell.keys() == {"label", "text"}:
         cell = dict(zip(cell["label"], cell["text"], strict=True))
+    skip_unless(len(cell) <= MAX_OPTIONS, "no right option", "it has more than 26 options")
     if isinstance(cell, list):
         cell = dict(zip(ascii_uppercase, cell, strict=False))
     require(all(isinstance(text, str) or is_number(text) for text in cell.values()), "the entry",

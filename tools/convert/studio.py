@@ -33,7 +33,7 @@ UNUSED = (
 
 def read_task(row, job):
     data = row["data"]
-    path = find_medium(data, job.media)
+    path = find_medium(data, job)
     tasks = [task for task in (*row.get("annotations", ()), *row.get("completions", ()))
              if not task.get("was_cancelled") and not task.get("skipped")]
     tasks = [task for task in tasks if task.get("ground_truth")] or tasks
@@ -63,7 +63,7 @@ def read_task(row, job):
     return head, made + placed
 
 
-def find_medium(data, media):
+def find_medium(data, job):
     """The one image or video of a task -> its path. The folder --media may begin at any folder of
     the path, since Label Studio renames and moves the files."""
     found = set()
@@ -76,7 +76,11 @@ def find_medium(data, media):
                 "and videos, but must have one")
     parts = found.pop().strip("/").split("/")
     paths = ["/".join(parts[k:]) for k in range(len(parts))]
-    return next((path for path in paths if (media.root / path).is_file()), paths[-1])
+    path = next((path for path in paths if (job.media.root / path).is_file()), paths[-1])
+    known = job.found.setdefault(path, paths[0])
+    skip_unless(known == paths[0], "several files with the name of the row",
+                f"{path} may be {known} or {paths[0]}; keep the folders of the files in --media")
+    return path
 
 
 def about_image(result, cell, data):

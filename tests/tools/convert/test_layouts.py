@@ -301,6 +301,15 @@ def test_of_several_annotations_the_ground_truth_is_used_and_the_file_is_found(t
     assert len(record["annotations"]) == 1
 
 
+def test_two_files_of_one_name_are_never_the_same_image(tmp_path):
+    (tmp_path / "1.jpg").touch()
+    tasks = [task(RECTANGLE, data={"image": f"/data/local-files/?d={folder}/1.jpg"})
+             for folder in "aab"]
+    records, skipped, err = convert(tmp_path, {"a.json": tasks})
+    assert (len(records), skipped) == (2, {"several files with the name of the row": 1})
+    assert "1.jpg may be a/1.jpg or b/1.jpg" in err
+
+
 # --------------------------------------------------------------------------------------------------
 # choices, answers and times
 
@@ -319,7 +328,8 @@ CHOICES = [  # fields of an entry, the index of the right option or a part of th
     ({"options": {"x": "cup", "y": "bowl"}, "answer": "y"}, 1),
     ({"options": {"label": ["A", "B"], "text": ["cup", "bowl"]}, "answerKey": "B"}, 1),
     ({"options": "['cup', 'bowl']"}, 1), ({"options": "cup or bowl"}, "this is not a list"),
-    ({"options": ["cup"], "answer": 0}, "it has no 2 to 26 options"),
+    ({"options": ["cup"], "answer": 0}, "it has only one option"),
+    ({"options": [str(k) for k in range(27)]}, "it has more than 26 options"),
     ({"options": ["<image2>", "bowl"]}, "an option: <image2> is not supported here"),
     ({"question": ["q"]}, "is neither a text nor a list of parts"),
     ({"options": [["cup"], "b"]}, "its options must be texts"),
