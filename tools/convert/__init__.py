@@ -10,7 +10,13 @@ media     finds images and videos, and writes images of tables to files
 make      cells of rows -> annotations
 chats     an entry with messages (ShareGPT, LLaVA, OpenAI, Hugging Face) -> a record
 tables    an entry with a question and its answer, or with a caption -> messages
+choices   an entry with a question and options -> a record
 boxes     COCO, LVIS, LabelMe -> records
+masks     masks of COCO -> boxes or points
+studio    Label Studio -> records
+tracks    MOT -> records
+negatives adds labels that an image does not show
+template  a folder of photographs -> a table to fill in
 box_rows  Pascal VOC, and tables with a line for each box -> records
 yolo      YOLO -> records
 sets      the layouts of published sets, with the functions in images and videos

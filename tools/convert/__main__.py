@@ -4,17 +4,20 @@
         --media tests/media
 
 in      a .jsonl, .csv, .tsv or .parquet file with one entry per line, or a .json file with an
-        array:
+        array (or an object) of entries:
           chats       ShareGPT, LLaVA, OpenAI, Hugging Face, ms-swift
           questions   question and answer; instruction and output (alpaca); query and response
+          choices     question, options (or columns A, B, ..) and answer
           captions    image or file_name, with text or caption
           records     entries that are records already
         a .json file in COCO's format (coco), also of Roboflow and LVIS: boxes, polygons, captions
+        a .json file of Label Studio (label-studio): boxes, polygons, points, choices, texts
         a table with a line for each box (csv-boxes): image, label, xmin, ymin, xmax, ymax
         a folder with
           labelme     .json files of LabelMe: boxes, polygons, points
           voc         .xml files of Pascal VOC: boxes
           yolo        .txt files, with data.yaml (needs PyYAML) or classes.txt
+          mot         seqinfo.ini, gt/gt.txt and images: tracks
           captions    metadata.jsonl or metadata.csv: an imagefolder
         files of a published set or benchmark, or a folder of them, with --as
 out     OUT, one record per line; its paths are relative to the folder where training finds media
@@ -39,12 +42,16 @@ from records.reader import Records
 from tools.command import report_errors
 from tools.convert.flags import parse
 from tools.convert.report import Report
+from tools.convert.template import write_template
 from tools.convert.write import write
 
 
 @report_errors
 def main(argv=None):
     args = parse(argv, __doc__)
+    if args.template:
+        print(json.dumps({"files": write_template(args.sources[0], args.out)}))
+        return 0
     report = Report(args)
     try:
         counts = write(args, report)

@@ -3,9 +3,9 @@
 import os
 
 from records.check import is_number, require
-from records.media import image_size
 from tools.convert.boxes import located
 from tools.convert.make import UNIT, size_of, skip_unless
+from tools.convert.media import IMAGE_SUFFIXES
 
 VOC_FIELDS = {"name", "bndbox", "pose", "truncated", "difficult", "occluded"}  # of an object
 VOC_FOLDERS = ("", "JPEGImages", "../JPEGImages", "images", "../images")  # with the images
@@ -30,10 +30,12 @@ def read_voc(row, job):
             place = [place[0] - 1, place[1] - 1, *place[2:]]
         found.append((entry["name"][0], place))
     name = row["filename"][0]
-    paths = [os.path.join(folder, name) for folder in VOC_FOLDERS]
+    # labelImg has written names without an extension
+    names = [name] if os.path.splitext(name)[1] else [name + suffix for suffix in IMAGE_SUFFIXES]
+    paths = [os.path.join(folder, name) for folder in VOC_FOLDERS for name in names]
     path = next((path for path in paths if (job.media.root / path).is_file()), name)
-    size = row["size"][0]
-    return located(path, size_of(float(size["width"][0]), float(size["height"][0])), found)
+    size = [as_number(row["size"][0][side][0]) for side in ("width", "height")]
+    return located(job, path, size_of(*size), found)
 
 
 def as_number(cell):
@@ -67,18 +69,18 @@ def read_boxes(row, job):
     boxes = row["boxes"]
     found = []
     for box in boxes:
+        if all(box[key] is None for key in ("label", *SIDES)):
+            continue  # a line for an image without objects
         skip_unless(not str(box["label"]).isdecimal(), "no label",
                     f"the label is the number {box['label']}; write the name of the class")
         found.append((box["label"], [as_number(box[side]) for side in SIDES]))
-    furthest = max((side for _, place in found for side in place if is_number(side)), default=0)
+    furthest = max((side for _, place in found for side in place if is_number(side)), default=2)
     skip_unless(job.args.unit or furthest > 1, "no unit", "no number is above 1; say with --unit "
                 "unit that they are fractions of the image's sides, or with --unit pixel")
     path = boxes[0]["image"]
     size = [boxes[0][side] for side in ("width", "height")]
     if job.args.unit == "unit":
         size = UNIT
-    elif None in size:
-        size = size_of(*image_size(job.media.root / path))
     else:
-        size = size_of(*map(float, size))
-    return located(path, size, found)
+        size = size_of(*map(as_number, size))
+    return located(job, path, size, found)

@@ -14,9 +14,11 @@ from urllib.parse import urlsplit
 
 from records.check import is_kind, is_number, require, short
 from records.errors import Unreadable
+from records.media import image_size, open_image
 from records.parse import BOX_FORMS
 from tools.convert import make
 from tools.convert.make import UNIT, size_of, skip_unless
+from tools.convert.masks import place_of_mask
 from tools.convert.media import IMAGE_SUFFIXES
 from tools.convert.rows import unique
 
@@ -27,18 +29,31 @@ LABELME_FIELDS = {"label", "points", "shape_type", "group_id", "mask", "descript
 BOXED = ("rectangle", "polygon", "rotation", "mask")  # shapes of LabelMe that become boxes
 
 
-def located(path, size, found):
-    """-> (head, annotations) of an image. Unreadable if it has no annotation.
+def located(job, path, size, found, absent=None):
+    """-> (head, annotations) of an image. Unreadable if it has no object, but for --negatives.
 
-    size: (width, height), UNIT, or None if unknown. found: [(label, place), ..], see make.placed.
+    size: (width, height), UNIT, or None if only the image file has it. found: [(label, place), ..],
+    see make.placed. absent: labels that the image does not show, if the file says so.
     """
-    skip_unless(found, "no annotation", "this image has no annotation")
+    skip_unless(found or job.args.negatives, "no annotation", "this image has no object; it can "
+                "train that an object is absent, see --negatives")
     groups = {}
     for label, place in found:
         groups.setdefault(label, []).append(place)
+    size = size or size_of_file(job.media.root / path, job.args.exif_unturned)
     image = path if size in (UNIT, None) else {"path": path, "width": size[0], "height": size[1]}
-    return {"image": image}, [partial(make.placed, label, places, size)
-                              for label, places in groups.items()]
+    head = {"image": image, "labels": ({*groups}, absent)}  # for negatives.py
+    return head, [partial(make.placed, label, places, size) for label, places in groups.items()]
+
+
+def size_of_file(file, is_unturned):
+    """(width, height) of an image, before EXIF turns it if is_unturned; None if it is missing."""
+    if not file.is_file():
+        return None
+    if not is_unturned:
+        return image_size(file)
+    with open_image(file) as image:
+        return image.size
 
 
 def around(corners):
@@ -62,12 +77,14 @@ def coco_images(rows, job):
             images = unique([(as_id(image.get("id")), image) for image in content["images"]])
             names = unique([(as_id(category.get("id")), category.get("name"))
                             for category in content.get("categories") or ()])
+            is_lvis = any("neg_category_ids" in image for image in images.values())
             by_image = {number: [] for number in images}
             for annotation in content["annotations"]:
                 by_image.setdefault(as_id(annotation.get("image_id")), []).append(annotation)
             for number, annotations in by_image.items():
                 yield f"{where} image {short(number)}", {
-                    "image": images.get(number), "annotations": annotations, "names": names}
+                    "image": images.get(number), "annotations": annotations, "names": names,
+                    "is_lvis": is_lvis}
 
 
 def read_coco(row, job):
@@ -76,12 +93,13 @@ def read_coco(row, job):
     path = image.get("file_name") or urlsplit(image.get("coco_url", "")).path.lstrip("/")
     require(path, "the image", "the file does not contain its name")
     path = path.replace("\\", "/")
+    names = row.get("names", {})
     captions = []
     found = []
     for annotation in row.get("annotations", ()):
         annotation = job.report.known_fields(annotation, COCO_FIELDS, owner="an annotation")
         if "caption" not in annotation:
-            found.append(coco_place(annotation, image, row.get("names", {})))
+            found.append(coco_place(annotation, image, names))
             continue
         require(not {"bbox", "segmentation"} & annotation.keys(), "an annotation",
                 "a caption of a box is not supported; add --ignore caption or "
@@ -89,8 +107,11 @@ def read_coco(row, job):
         captions.append({"type": "caption", "text": annotation["caption"]})
     if captions:
         yield {"image": path}, captions
+    absent = {names.get(as_id(number)) for number in image.get("neg_category_ids", ())}
+    absent -= {names.get(as_id(number)) for number in image.get("not_exhaustive_category_ids", ())}
     if found or not captions:
-        yield located(path, size_of(image.get("width"), image.get("height")), found)
+        size = size_of(image.get("width"), image.get("height"))
+        yield located(job, path, size, found, absent if row["is_lvis"] else None)
 
 
 def coco_place(annotation, image, names):
@@ -107,12 +128,16 @@ def coco_place(annotation, image, names):
         return label, Unreadable("a crowd", "not every object has its own box; if each has one, as "
                                  "in masks of CVAT, add --ignore iscrowd,ignore")
     if any(annotation.get("keypoints", ())):
-        return label, Unreadable("key points", "'keypoints' are not supported; remove them")
+        return label, Unreadable("key points", "they are not supported; export boxes without them, "
+                                 "or add --ignore keypoints to use the boxes")
+    segmentation = annotation.get("segmentation")
+    if isinstance(segmentation, dict):
+        return label, place_of_mask(segmentation, size_of(image.get("width"), image.get("height")))
     if box := annotation.get("bbox"):
         return label, BOX_FORMS["xywh"](*box) if is_kind(box, "box") else [box]
-    if isinstance(annotation.get("segmentation"), list):
-        return label, around(chain.from_iterable(annotation["segmentation"]))
-    return label, Unreadable("no box", "an annotation has neither 'bbox' nor polygons")
+    if isinstance(segmentation, list):
+        return label, around(chain.from_iterable(segmentation))
+    return label, Unreadable("no box", "an annotation has neither 'bbox' nor a segmentation")
 
 
 def read_labelme(row, job):
@@ -135,4 +160,4 @@ def read_labelme(row, job):
     path = row["imagePath"].replace("\\", "/")
     require(path.lower().endswith(IMAGE_SUFFIXES), "'imagePath'",
             "it must be the name of an image; open the image in LabelMe, and save the file again")
-    return located(path, size_of(row.get("imageWidth"), row.get("imageHeight")), found)
+    return located(job, path, size_of(row.get("imageWidth"), row.get("imageHeight")), found)

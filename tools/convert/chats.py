@@ -7,11 +7,12 @@ it is in --ignore. `row` is an entry of a file, and `args` are the flags of the 
 import re
 from typing import NamedTuple
 
-from records.check import is_a, is_list_of, require, short
+from records.check import is_a, is_list_of, is_number, require, short
 from records.errors import plural
 from records.parse import as_object
 from records.reader import CHAT_KEYS
 from text.prompts import SYSTEM, question_text
+from tools.convert.media import VIDEO_SUFFIXES
 
 ROLES = {
     "human": "user", "user": "user", "system": "system", "developer": "system",
@@ -23,6 +24,9 @@ REASONING = ("reasoning_content", "reasoning", "thinking")
 REJECTED = ("rejected", "rejected_response", "rejected_messages")
 DESIRED = ("label", "kto_tag", "desirable")
 MEDIA = {"image": ("image", "images", "image_url"), "video": ("video", "videos", "video_url")}
+TIMES = (  # of a part of a video
+    ("start", "end"), ("start_time", "end_time"), ("startTime", "endTime"), ("begin", "end"),
+    ("start_sec", "end_sec"), ("video_start", "video_end"), ("clip_start", "clip_end"))
 RESIZED = ("resized_width", "resized_height")
 ROW_FIELDS = (
     *CHAT_KEYS, "image", "images", "video", "videos", "start", "end", "fps", "objects", *RESIZED,
@@ -37,8 +41,8 @@ PLACEHOLDER = re.compile(
     r"<img>(?P<path>[^<]+)</img>|(?:<\|vision_start\|>)?<\|?(?P<kind>image|video)"
     r"(?:here|_pad|[_ ]?(?P<number>\d+))?\|?>(?:<\|vision_end\|>)?", re.I)
 # Tags of other models. MARK is an error everywhere, OTHER_TAG in questions.
-MARK = (r'<\|/?(?!object_ref_|box_)\w+\|>|<loc_?\d+>|<patch_index_\d+>|</?(?:seg|im_start|im_end)>'
-        r'|"(?:point|box)_2d"')
+MARK = (r'<\|/?(?!object_ref_|box_)\w+\|>|<loc_?\d+>|<patch_index_\d+>|<__\w+>'
+        r'|</?(?:seg|im_start|im_end)>|"(?:point|box)_2d"')
 OTHER_TAG = (rf"{MARK}|<\|\w+\|>|</?(?:img|image|video|audio|ref|box|bx)>|<start_of_image>|\[IMG\]"
              "|< image >|<fake_token_around_image>")
 REF = r"(?:<ref>|<\|object_ref_start\|>)([^<]*)(?:</ref>|<\|object_ref_end\|>)"
@@ -111,6 +115,32 @@ def read_chats(row, job):
     kept = {"id": str(row["id"])} if "id" in row else {}
     kept |= {key: row[key] for key in ("subtitles", "weight") if key in row}
     return {**kept, **visual}, [style | annotation for annotation in annotations]
+
+
+def name_times(rows, job):
+    """Yields the rows of a file. The two times of a part of a video get the names start and end,
+    and times such as "1:02.5" become seconds."""
+    for where, row in rows:
+        of_video = isinstance(row, dict) and any(
+            name in row or str(row.get("file_name")).lower().endswith(VIDEO_SUFFIXES)
+            for name in MEDIA["video"])
+        for names in TIMES if of_video else ():
+            times = [seconds_of(row.get(name)) for name in names]
+            if None not in times and not {"start", "end"} - {*names} & row.keys():
+                row = {key: value for key, value in row.items() if key not in names}
+                row |= dict(zip(("start", "end"), times, strict=True))
+        yield where, row
+
+
+def seconds_of(value):
+    """A number, or a text such as "62.5", "1:02.5" or "0:01:02,5" -> seconds; None for others."""
+    if is_number(value):
+        return value
+    parts = re.fullmatch(r"(?:(?:(\d+):)?(\d+):)?(\d+(?:[.,]\d+)?)", str(value).strip())
+    if not parts:
+        return None
+    hours, minutes, seconds = (float((part or "0").replace(",", ".")) for part in parts.groups())
+    return 3600 * hours + 60 * minutes + seconds
 
 
 def store_images(row, media):
@@ -227,9 +257,16 @@ def one_of(fields, names, place):
 
 
 def refuse_tags(pattern, text, place, ignore):
-    for tag in re.findall(pattern, text):
-        require(tag in ignore, place,
-                f"{tag} is not supported here; --ignore '{tag}' keeps it as ordinary text")
+    for tag in re.finditer(pattern, text):
+        require(tag[0] in ignore, place,
+                f"{tag[0]} is not supported here; --ignore '{tag[0]}' keeps it as ordinary text")
+
+
+def check_plain(texts, place, ignore):
+    """Unreadable if one of these options or answers contains a placeholder or another tag."""
+    for text in texts:
+        refuse_tags(OTHER_TAG, text, place, ignore)
+        refuse_tags(PLACEHOLDER, text, place, ignore)
 
 
 def split_media(text, ignore):

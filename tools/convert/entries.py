@@ -7,6 +7,7 @@ from records.errors import DataError, Unreadable, UserError
 from tools.convert.layout import Layout
 from tools.convert.layouts import LAYOUTS, files_of, layout_of
 from tools.convert.make import skip_unless, text_of
+from tools.convert.negatives import with_negatives
 from tools.convert.rows import published_files, read_rows
 
 
@@ -28,21 +29,40 @@ def read_sources(args, job):
                 if len(files) > 1 and name in LAYOUTS and not LAYOUTS[name].many:
                     raise DataError(f"{where}: a folder with several files of this kind must "
                                     "contain files of LabelMe; give one file instead of the folder")
+                job.source = source
                 yield name, where, row
 
 
 def rows_of_media(args, job):
     """Yields (name of a layout, where, row), after `regroup` of the layouts."""
-    for name, run in groupby(read_sources(args, job), key=lambda found: found[0]):
+    runs = groupby(read_sources(args, job), key=lambda found: (found[0], job.source))
+    for (name, source), run in runs:
         rows = ((where, row) for _, where, row in run)
         regroup = LAYOUTS[name].regroup if name in LAYOUTS else None
         if regroup:
             rows = regroup(rows, job)
-        yield from ((name, *found) for found in rows)
+        for where, row in rows:
+            job.source = source  # groupby and regroup may have read further
+            yield name, where, row
 
 
 def read_entries(args, job):
     """Yields (where, head, annotations, layout), which are not checked yet."""
+    entries = make_entries(args, job)
+    if args.negatives:
+        entries = with_negatives(entries, args.negatives, job)
+    for where, head, made, layout in entries:
+        labels, _ = head.pop("labels", (True, None))
+        with job.report.skipping(where):
+            skip_unless(made or labels, "no annotation", "it has no object, and the file has no "
+                        "label that is absent")
+            if made:
+                yield where, head, made, layout
+
+
+def make_entries(args, job):
+    """Yields the entries as `read_entries`, before negatives are added. The annotations may be []
+    if none of them can be used."""
     excluded = read_urls(args.exclude) if args.exclude else set()
     for name, where, row in rows_of_media(args, job):
         if isinstance(row, dict) and "id" in row:
@@ -56,14 +76,13 @@ def read_entries(args, job):
                 urls = [row.get("image_url"), *(row.get("image_urls") or [])]
                 skip_unless(excluded.isdisjoint(urls), "excluded")
             for head, annotations in LAYOUTS[name].read(row, job):
-                skip_unless(annotations, "nothing to train on")
+                skip_unless(annotations or "labels" in head, "nothing to train on")
                 made = []
                 for annotation in annotations:
                     with job.report.skipping(where):
                         found = annotation() if callable(annotation) else annotation
                         made += found if isinstance(found, list) else [found]
-                if made:
-                    yield where, head, made, LAYOUTS[name]
+                yield where, head, made, LAYOUTS[name]
 
 
 def read_urls(path):

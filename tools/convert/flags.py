@@ -50,9 +50,17 @@ def add_flags(add):
         "stored images; turn them in the same way as EXIF turns the images, which must exist")
     add("--unit", choices=("unit", "pixel"), help=(
         "csv-boxes: what its numbers are, if none is above 1; unit: fractions of the sides"))
+    add("--negatives", type=positive, default=0, metavar="N", help=(
+        "boxes and points: add up to N labels of the file that an image does not show, with the "
+        "answer 'There are none.'; right only if every object is annotated (docs/convert.md)"))
+    add("--template", action="store_true", help="write no records, but a table to fill in: OUT.csv "
+        "with a line for each image and video of the folder FILE, and an empty caption")
     add("--overwrite", action="store_true", help="replace OUT if it exists")
     add("--all", action="store_true", help=(
         f"print every skipped entry, and not only the first {MAX_PRINTED} reasons"))
+
+
+def add_published_flags(add):
     add("--split", help="published sets: read only the files of this split: train, test, ..")
     add("--exclude", type=Path, metavar="SET", help="skip the images of another set: its published "
         "files, a folder of them, or its .urls.txt; pixmo-points needs it, for the test set "
@@ -71,6 +79,7 @@ def parse(argv, text):
     """-> the flags. text: the docstring of the command. UserError after a mistake."""
     parser = make_parser("convert", text, epilog="\n\n".join(text.split("\n\n")[2:]))
     add_flags(parser.add_argument)
+    add_published_flags(parser.add_argument)
     args = parser.parse_args(argv)
     args.layout = LAYOUTS.get(args.kind)
     for source in [*args.sources, *filter(None, [args.exclude])]:
@@ -84,7 +93,9 @@ def parse(argv, text):
         parser.error(f"{args.kind} can contain images of a test set: download it with 'hf "
                      "download allenai/pixmo-points-eval --repo-type dataset --local-dir "
                      "raw/pixmo-points-eval', and add --exclude raw/pixmo-points-eval")
-    if args.out.suffix != ".jsonl":
+    if args.template and (args.out.suffix != ".csv" or not args.sources[0].is_dir()):
+        parser.error("--template needs a folder of images, and a name that ends in .csv")
+    if args.out.suffix != ".jsonl" and not args.template:
         parser.error(f"{args.out}: the name of a file of records must end in .jsonl")
     add_outputs(args)
     inputs = [*filter(None, [args.exclude])]

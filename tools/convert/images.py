@@ -153,10 +153,19 @@ def points_of_images(row, job):
     return head, [partial(build, *each) for each in members.items()]
 
 
-def crowd_questions(row, job, style):
+def messages(row, job, read, **more):
+    """Ai2's copies have a row for each image, with a list of its questions.
+
+    read, more: the layout of one question, and its arguments."""
+    found = [read({**row, **message}, job, **more) for message in row["message_list"]]
+    skip_unless(found, "no question")
+    return found[0][0], [builder for _, builders in found for builder in builders]
+
+
+def crowd_questions(row, job, style, column="answers"):
     """A question with the answers of several people. Answers are texts or structs."""
     answers = [entry["answer"] if isinstance(entry, dict) else entry
-               for entry in row["answers"] or []]
+               for entry in row[column] or []]
 
     def build():
         texts = [text_of(text) for text in answers if text_of(text)]

@@ -11,7 +11,7 @@ without arguments that makes one or a list of them: if it cannot be used, the ot
 import math
 from argparse import Namespace
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from records.errors import Unreadable
@@ -67,7 +67,9 @@ class Job:
     args: Namespace
     report: Report
     media: Media
-    path: Path = None  # the file that is read
+    source: Path = None  # the file or folder of the command line that is read
+    path: Path = None  # the file in it
+    found: dict = field(default_factory=dict)  # {path of a medium: its path in a row}
     columns: tuple = ()  # of the row, also those that are not used
 
 

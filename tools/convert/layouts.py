@@ -7,20 +7,23 @@ read. Published sets and benchmarks are chosen with --as.
 from functools import partial
 
 from records.check import check_fields, short
-from records.errors import DataError
+from records.errors import DataError, plural
 from records.reader import CHAT_KEYS
-from tools.convert import box_rows, boxes, chats, tables, yolo
+from tools.convert import box_rows, boxes, chats, choices, studio, tables, tracks, yolo
 from tools.convert.benchmarks import BENCHMARKS
 from tools.convert.layout import Layout
 from tools.convert.make import MAX_POINTS
+from tools.convert.media import MEDIA_SUFFIXES
 from tools.convert.rows import ANSWERS, CAPTIONS, READERS, published_files
 from tools.convert.sets import SETS
 
 MIXTURE = "a mixture; give it a name that ends in mix.json, and use it with --data of train.py"
 TRACKS = "write its tracks as records (docs/records.md)"
 CHAT = "? ".join([*chats.ROW_FIELDS, ""])
-TABLE = f"{CHAT} file_name? history? input?"
+TABLE = CHAT.removeprefix("? ".join([*CHAT_KEYS, ""])) + "file_name? history? input?"
+PLAIN = TABLE.replace("? ".join([*chats.RESIZED, ""]), "")  # without boxes in the answers
 located = partial(Layout, max_points=MAX_POINTS)
+by_time = partial(Layout, regroup=chats.name_times)
 
 
 def any_of(names):
@@ -33,37 +36,51 @@ def as_it_is(row, job):
 
 
 PEOPLE = {
-    "coco": located(boxes.read_coco, "image? annotations? names?", "images annotations.image_id",
-                    regroup=boxes.coco_images),
-    "records": Layout(as_it_is, "*", "annotations"),
-    "chats": Layout(chats.read_chats, CHAT, any_of(CHAT_KEYS)),
-    "questions": Layout(
-        tables.read_questions, f"{TABLE} {'? '.join([*ANSWERS, *ANSWERS.values(), ''])}",
-        any_of(ANSWERS)),
-    "captions": Layout(tables.read_captions, f"{TABLE} {'? '.join([*CAPTIONS, ''])}",
-                       any_of(CAPTIONS)),
+    "coco": located(boxes.read_coco, "image? annotations? names? is_lvis",
+                    "images annotations.image_id", regroup=boxes.coco_images),
+    "label-studio": located(
+        studio.read_task, " -".join(["data annotations? completions? -id", *studio.UNUSED]),
+        "data annotations | data completions"),
     "labelme": located(
         boxes.read_labelme, "imagePath shapes? imageWidth? imageHeight? -imageData -version",
         "shapes imagePath", many=True),
     "voc": located(box_rows.read_voc, "filename size object? -folder -path -source -segmented "
                    "-owner", "filename size", many=True),
+    "records": Layout(as_it_is, "*", "annotations"),
+    "chats": by_time(chats.read_chats, CHAT, any_of(CHAT_KEYS)),
+    "choices": by_time(
+        choices.read_choices, f"{PLAIN} question {'? '.join([*choices.FIELDS, ''])}",
+        "question options | question choices | question candidates | question A B"
+        " | question a0 a1 | question choice_a choice_b | question option_a option_b"),
+    "questions": by_time(
+        tables.read_questions,
+        f"{TABLE} answers? {'? '.join([*ANSWERS, *ANSWERS.values(), ''])}", any_of(ANSWERS)),
+    "captions": by_time(tables.read_captions, f"{PLAIN} {'? '.join([*CAPTIONS, ''])}",
+                        any_of(CAPTIONS)),
     "csv-boxes": located(box_rows.read_boxes, "boxes", box_rows.SIGN, regroup=box_rows.by_image),
+    "mot": Layout(tracks.read_sequence, "lines"),
     "yolo": located(yolo.read_labels, "lines? folder", regroup=yolo.label_files, many=True),
 }
 PEOPLE["yolo-polygons"] = PEOPLE["yolo"]
 LAYOUTS = PEOPLE | SETS | BENCHMARKS
 # Columns of an entry, or the end of a file name -> a format that is not read and what to do, or the
-# layout of entries that have none of the signs above. The first three come before the signs above.
-OTHERS = [
+# layout of entries that have none of the signs above. FIRST comes before the signs above.
+FIRST = [
     ("videos annotations", f"TAO or YouTube-VIS; {TRACKS}"),
-    ("annotations.result", "Label Studio; export COCO or YOLO"),
+    ("masklet", f"SA-V, whose masks have no names; {TRACKS}, in the mode from_point"),
+    ("annotator annotation_id", "JSON-MIN or CSV of Label Studio; export JSON"),
     ("annotations.coordinates", "CreateML; export COCO or YOLO"),
+    ("QA", "a list of questions in 'QA'; write them as messages (docs/convert.md)"),
+    ("audio | audios", "an entry with sound, for which Molmo2 has no input; --ignore audio,audios "
+     "uses the rest of the entry"),
+]
+OTHERS = [
     ("chosen rejected", "chats"),
     ("assets | asset regions", "VoTT; export COCO with another tool"),
     ("_via_img_metadata", "VGG Image Annotator; export COCO"),
     ("path | group data", MIXTURE),
-    ("meta image | meta track", f"XML of CVAT; export COCO or YOLO, or {TRACKS}"),
-    (".ini", f"MOT; {TRACKS}"),
+    ("meta image | meta track", "XML of CVAT; export COCO for boxes, or MOT for tracks"),
+    (".ini", "MOT; give each folder that contains seqinfo.ini"),
     (".xlsx", "Excel; save it as CSV UTF-8"),
     (".yaml", "a file of YOLO; give its folder"),
     (".srt | .vtt", "subtitles; convert the file with their videos, and give --subtitles this "
@@ -72,6 +89,8 @@ OTHERS = [
 # A name or an end of a name in a folder, the layout that it shows (""; the columns decide), and the
 # files that are read. The first match decides.
 FOLDERS = [
+    ("seqinfo.ini", "mot", "gt/gt.txt"),
+    ("seqinfo.ini", "mot", "gt.txt"),
     ("labels/", "yolo", "labels/*.txt"),
     *((name, "yolo", "*.txt") for name in yolo.CLASSES),
     ("metadata.jsonl", "captions", "metadata.*"),
@@ -90,9 +109,9 @@ def shows(sign, signs):
 
 def find(signs):
     """-> the name of a layout, or of a format that is not read and what to do, or None."""
-    named = [(text, sign) for sign, text in OTHERS[:3]]
+    named = [(text, sign) for sign, text in FIRST]
     named += [(name, layout.sign) for name, layout in PEOPLE.items()]
-    named += [(text, sign) for sign, text in OTHERS[3:]]
+    named += [(text, sign) for sign, text in OTHERS]
     return next((name for name, sign in named if shows(sign, signs)), None)
 
 
@@ -130,4 +149,8 @@ def files_of(source, kind, split):
     what = find({path.suffix for path in below} - ({".yaml"} if source.is_dir() else set()))
     if source.is_dir() and inner and not (what and inner[0].suffix == ".txt"):
         what = f"not a known format; files below it: {', '.join(map(str, inner[:3]))}"
+    media = sum(path.suffix.lower() in MEDIA_SUFFIXES for path in below)
+    if source.is_dir() and media and not inner:
+        what = (f"a folder with {plural(media, 'photograph')} or videos and no annotations; make a "
+                f"table to fill in: python -m tools.convert {source} captions.csv --template")
     raise DataError(f"{source}: this is {what or 'not a known format; --help lists the formats'}")

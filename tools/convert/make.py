@@ -140,8 +140,8 @@ def split_turns(messages):
 
 
 def placed(label, places, size):
-    """All places of one label in an image -> a box annotation, a point annotation, or both. They
-    are skipped if one of the places cannot be used.
+    """All places of one label in an image -> a box annotation, or a point annotation if one of them
+    is a point. They are skipped if one of the places cannot be used.
 
     places: points [x, y] or boxes [left, top, right, bottom], which are clipped to the image, or
     the reason as an Unreadable. size: (width, height), UNIT, or None if unknown.
@@ -157,7 +157,8 @@ def placed(label, places, size):
     need(is_text(label), "no label", "the file has no name for this label")
     need(label not in ("__ignore__", "_background_"), "no object",
          "LabelMe uses this label for pixels without an object")
-    need(size, "no size", "the file does not contain the width and height of the image")
+    need(size, "no size", "the file does not contain the width and height of the image, and the "
+         "image does not exist")
     need(len(places) <= MAX_POINTS, f"more than {MAX_POINTS} points",
          "training skips such annotations")
     fields = {"label": label.strip(), "coords": "unit" if size == UNIT else "pixel"}
@@ -168,8 +169,14 @@ def placed(label, places, size):
         need(box[0] < box[2] and box[1] < box[3], "a box without an area",
              "no part of it is inside the image")
         boxes.append({"box": [round(side, 6) for side in box]})
-    found = [{"type": "box", **fields, "form": "xyxy", "boxes": boxes}] if boxes else []
-    return found + ([{"type": "point", **fields, "points": points}] if points else [])
+    if points and boxes:  # all objects of a label must be in one annotation
+        centres = [(left + right, top + bottom) for left, top, right, bottom in
+                   (entry["box"] for entry in boxes)]
+        points += [{"x": x / 2, "y": y / 2} for x, y in centres]
+        boxes = []
+    if boxes:
+        return {"type": "box", **fields, "form": "xyxy", "boxes": boxes}
+    return {"type": "point", **fields, "points": points}
 
 
 def split(annotations, max_points):

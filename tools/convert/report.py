@@ -18,8 +18,8 @@ TELLING = re.compile(
     "|media|sound|speech|clip|pdf|depth|point|box|bbox|object|region|mask|segmentation|polygon"
     "|annotation|label|weight|loss|train|answer|response|output|completion|chosen|reject|rejected"
     "|target|solution|(?:ground)?truth|reasoning|thinking|tool|function|option|choice|correct"
-    "|preferred|caption|prompt|context|input|history|hint|lecture|passage|candidate|distractor"
-    "|subtitle|(?:question|query|instruction)(?!_?id|_?type))(?:e?s)?(?![a-z])"
+    "|preferred|caption|prompt|context|input|history|hint|lecture|passage|table|candidate"
+    "|distractor|subtitle|(?:question|query|instruction)(?!_?id|_?type))(?:e?s)?(?![a-z])"
     r"|^(?:[A-Z]|[a-e]|[aA]\d|scores?|confidence|ignored?|attributes)$")
 # words in names of fields that may select a part of a video
 TIMES = re.compile("(?<![a-z])(?i:time|timestamp|ts|start|end|begin|moment|span|segment|interval"

@@ -1,7 +1,8 @@
 """Reads the entries (in code: rows) of files. Each row is a dict, and has a place.
 
     a.jsonl, a.csv, a.tsv   a row per line          a.csv:7
-    a.json                  a row per entry of the array, or the object itself    a.json[7]
+    a.json                  a row per entry of the array or of an object of objects, or the object
+                            itself    a.json[7]
     a.parquet               a row per row (needs pyarrow)    a.parquet[7]
     a.xml                   one row; inner elements are lists: {"object": [{"name": ["cup"]}]}
     a.txt                   one row: {"lines": [..]}
@@ -22,7 +23,7 @@ from records.errors import DataError, Unreadable, explained, import_extra, plura
 BATCH = 32  # rows of a parquet file in memory at a time
 ANSWERS = {  # field of a question: field of its answer
     "query": "response", "instruction": "output", "question": "answer", "prompt": "completion"}
-CAPTIONS = ("text", "caption")
+CAPTIONS = ("text", "caption", "captions")
 TEXTS = {*ANSWERS, *ANSWERS.values(), *CAPTIONS, "input", "system", "chosen", "rejected"}
 # cells of CSV that are not broken, each with the comma after it
 CELLS = r'(?:(?:"[^"]*(?:""[^"]*)*"|[^",\n][^,\n]*)?,)*'
@@ -82,8 +83,11 @@ def read_json(path):
     except (ValueError, RecursionError) as error:
         raise DataError(f"{path}: the file is not JSON: {error}; if it has one entry per line, "
                         "its name must end in .jsonl") from None
-    if isinstance(content, list):
-        yield from ((f"{path}[{k}]", row) for k, row in enumerate(content))
+    is_named = isinstance(content, dict) and len(content) > 1 and all(
+        isinstance(row, dict) for row in content.values())
+    if isinstance(content, list) or is_named:
+        rows = content.items() if is_named else enumerate(content)
+        yield from ((f"{path}[{k}]", row) for k, row in rows)
     else:
         yield str(path), content
 

@@ -23,6 +23,8 @@ def pixmo_points(columns="image_sha256? count? -collection_method", method=None)
 
 
 by_row = partial(by_input, group=False)
+# Ai2's own copies, which the official code reads: a row for each image, with a list of questions
+by_messages = partial(by_row, images.messages, "image message_list")
 DATA = partial(rows_in, "data")  # a .json file may have its rows in this field
 BY_METHOD = "image_sha256? count? collection_method"
 CROWD = "image question answers"
@@ -67,6 +69,12 @@ SETS = {
     "a-okvqa": by_row(
         images.image_choices, "image question choices correct_choice_idx",
         style="a_okvqa_mc"),
+    "molmo2-vqa2": by_messages(read=images.crowd_questions, style="vqa2"),
+    "molmo2-text-vqa": by_messages(read=images.crowd_questions, style="text_vqa"),
+    "molmo2-a-ok-vqa": by_messages(
+        read=images.image_choices, style="a_okvqa_mc", right="answer_idx"),
+    "molmo2-a-ok-vqa-da": by_messages(
+        read=images.crowd_questions, style="a_okvqa_da", column="direct_answers"),
     "molmo2-mantis": by_row(
         images.image_set_choices, "images mc_question choices correct_choice_idx"),
     "mantis": by_row(images.conversations, "images conversation"),

@@ -9,22 +9,54 @@
 
 import re
 
-from records.check import require
-from tools.convert.chats import ROW_FIELDS, read_chats
+from records.check import is_number, is_text, require
+from tools.convert.chats import ROW_FIELDS, check_plain, read_chats
 from tools.convert.media import VIDEO_SUFFIXES
 from tools.convert.rows import ANSWERS, CAPTIONS
 
 
 def read_questions(row, job):
-    return read_chats(as_chat(row, ANSWERS, job), job)
+    """The answers of several people are a list of texts."""
+    given = [name for name in ("answers", *ANSWERS.values()) if texts_of(row.get(name))]
+    if not given:
+        return read_chats(as_chat(row, ANSWERS, job), job)
+    answer = next((answer for question, answer in ANSWERS.items() if question in row), None)
+    require(answer and given[0] in ("answers", answer), "the entry",
+            f"'{given[0]}' must be one text")
+    rest = {key: value for key, value in row.items() if key != given[0]}
+    require(answer not in rest, "the entry",
+            f"it has both {given[0]} and {answer}; use --ignore for one of them")
+    head, (qa,) = read_chats(as_chat({**rest, answer: "-"}, ANSWERS, job), job)
+    del qa["turns"][-1]["answer"]
+    texts = texts_of(row[given[0]])
+    check_plain(texts, "an answer", job.args.ignore)
+    qa["turns"][-1]["answers"] = texts
+    return head, [qa]
+
+
+def texts_of(cell):
+    """A list of texts, numbers or {"answer": text}, or {"text": such a list} -> a list of texts.
+    None for any other value."""
+    cell = cell["text"] if isinstance(cell, dict) and "text" in cell else cell
+    entries = cell if isinstance(cell, list) else ()
+    entries = [entry.get("answer") if isinstance(entry, dict) else entry for entry in entries]
+    if not entries or not all(is_number(entry) or is_text(entry) for entry in entries):
+        return None
+    return [*map(str, entries)]
 
 
 def read_captions(row, job):
-    head, (caption,) = read_chats(as_chat(row, CAPTIONS, job), job)
-    turns = caption.pop("turns", ())
-    require([*map(set, turns)] == [{"question", "answer"}], "the entry",
-            "if it has a caption, it must have no other text, and no boxes in the caption")
-    return head, [caption | {"type": "caption", "text": turns[0]["answer"]}]
+    """Several captions of an entry are a list of texts."""
+    name = next((name for name in CAPTIONS if name in row), None)
+    captions = []
+    for text in texts_of(row.get(name)) or [row.get(name)]:
+        one = {**row, name: text} if name else row
+        head, (caption,) = read_chats(as_chat(one, CAPTIONS, job), job)
+        turns = caption.pop("turns", ())
+        require([*map(set, turns)] == [{"question", "answer"}], "the entry",
+                "if it has a caption, it must have no other text, and no boxes in the caption")
+        captions.append(caption | {"type": "caption", "text": turns[0]["answer"]})
+    return head, captions
 
 
 def as_chat(row, names, job):
@@ -63,5 +95,6 @@ def as_chat(row, names, job):
 def turns_of(value, role):
     """A field -> a list of turns. TRL has a list of turns, other formats have the text of one."""
     is_list = isinstance(value, list) and value and "role" in value[0]
+    value = str(value) if is_number(value) else value
     return value if is_list else [{"role": role, "content": value}]
 

@@ -61,7 +61,7 @@ def read_labels(row, job):
             longer[len(numbers), may_begin_with(place, numbers[4:])] += 1
             place = around(numbers)
         found.append((names.get(number, number), place))
-    return located(path, UNIT, found)
+    return located(job, path, UNIT, found)
 
 
 def yolo_numbers(line):

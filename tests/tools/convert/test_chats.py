@@ -86,10 +86,10 @@ TABLE = [  # a row, its record or a part of the error message, and flags
     (chat("q", answer("a", name="x", refusal=None)), QA, "--ignore other,name"),
     (chat([{**TEXT, "index": 0}], "a"), "turn 0: the field 'index' is not supported"),
     *((chat("q", "a", **X, **{key: "x"}), f"the entry: the field '{key}' is not supported")
-      for key in ("img_path", "imageUrl", "Image", "image_id", "media", "frames", "audios", "tools",
+      for key in ("img_path", "imageUrl", "Image", "image_id", "media", "frames", "sound", "tools",
                   "pdf", "options", "context", "is_correct", "rejected_images", "filename", "path",
                   "bbox", "loss", "answer", "solution", "pixel_values", "groundtruth", "keypoints",
-                  "functions", "question", "history", "A", "d", "a0", "Hint", "candidates",
+                  "functions", "table", "question", "history", "A", "d", "a0", "Hint", "candidates",
                   "scores", "ignore", "attributes")),
     *((chat("q", "a", video="v", **{key: 1}), f"the entry: the field '{key}' is not supported")
       for key in ("start_time", "endTime", "timestamps", "begin", "ts")),
@@ -152,7 +152,8 @@ TABLE = [  # a row, its record or a part of the error message, and flags
     *((chat(f"q {tag}", "a"), f"a question: {tag} is not supported here") for tag in (
         "</image>", "<start_of_image>", "[IMG]", "<im_start>", "<|ref|>", "< image >", "<loc_12>")),
     *((chat("q", f"a {mark} b"), f"turn 1: {mark} is not supported here") for mark in (
-        "<|im_end|>", "<|/det|>", "<loc0100>", "<patch_index_0012>", "<seg>", '"point_2d"')),
+        "<|im_end|>", "<|/det|>", "<loc0100>", "<patch_index_0012>", "<seg>", "<__dj__image>",
+        '"point_2d"')),
     (chat("q", "a <|x|>"), made(("q", "a <|x|>")), "--ignore <|x|>"),
     (chat("<audio>q", "a"), "a question: <audio> is not supported here; --ignore '<audio>' keeps"),
     (chat("Of <video>?", "a"), made(("Of <video>?", "a")), "--ignore <video>"),
@@ -240,12 +241,12 @@ def test_every_field_and_tag_gives_this_record_or_this_sentence(tmp_path, row, e
 
 def test_fields_that_change_nothing_are_listed_once_at_the_end(tmp_path):
     """Every message about a row contains its line and its id."""
-    rows = [chat("q", "a", id="\x1b", audio="x"),
+    rows = [chat("q", "a", id="\x1b", speech="x"),
             *[chat("q", "a", source=k, lang="") for k in "ab"]]
     _, counts, err = run(write(tmp_path / "r.jsonl", *rows), tmp_path / "out.jsonl")
     assert counts == {"rows": 3, "records": 2, "skipped": {"unknown field": 1}}
     first, last = err.splitlines()
-    assert r"r.jsonl:1 id '\x1b': unknown field: the entry: the field 'audio' is not" in first
+    assert r"r.jsonl:1 id '\x1b': unknown field: the entry: the field 'speech' is not" in first
     assert last.endswith("'source' is not used; it occurs 2 times, for example with the value 'a'")
 
 

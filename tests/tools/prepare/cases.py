@@ -51,6 +51,11 @@ def url_image(url, **more):
     return {"path": sha(url), "url": url, **more}
 
 
+def of_messages(*messages):
+    """-> a row of Ai2's own copy of a set: an image with all its questions."""
+    return {"image": "coco/a.jpg", "message_list": list(messages), "metadata/image_id": 7}
+
+
 def xy(*pairs):
     """-> points as a list of structs."""
     return [{"x": x, "y": y} for x, y in pairs]
@@ -355,6 +360,28 @@ CASES = {
         records=[record(
             question("a_okvqa_mc", "In the mouth?", options=["pick", "straw"], answer_idx=1),
             image=sha(JPEG))],
+    ),
+    "molmo2-vqa2": Case(
+        rows=[of_messages({"question": "What?", "answers": ["cat", "dog"]},
+                          {"question": "Which?", "answers": ["this"]})],
+        records=[record(question("vqa2", "What?", answers=["cat", "dog"]),
+                        question("vqa2", "Which?", answers=["this"]), image="coco/a.jpg")],
+    ),
+    "molmo2-text-vqa": Case(
+        rows=[of_messages({"question": "Brand?", "answers": ["dakota"]})],
+        records=[record(question("text_vqa", "Brand?", answers=["dakota"]), image="coco/a.jpg")],
+    ),
+    "molmo2-a-ok-vqa": Case(
+        rows=[of_messages({"question": "Why?", "choices": ["pick", "straw"], "answer_idx": 1,
+                           "direct_answers": ["a straw"]})],
+        records=[record(question("a_okvqa_mc", "Why?", options=["pick", "straw"], answer_idx=1),
+                        image="coco/a.jpg")],
+    ),
+    "molmo2-a-ok-vqa-da": Case(
+        rows=[of_messages({"question": "Why?", "choices": ["pick", "straw"], "answer_idx": 1,
+                           "direct_answers": ["a straw", "straw"]})],
+        records=[record(question("a_okvqa_da", "Why?", answers=["a straw", "straw"]),
+                        image="coco/a.jpg")],
     ),
     "molmo2-mantis": Case(
         rows=[
