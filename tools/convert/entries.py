@@ -1,13 +1,18 @@
 """Reads the entries of all files: rows, their layouts, and what the layouts make of them."""
 
+import json
 from itertools import groupby
 
 from records.check import short
 from records.errors import DataError, Unreadable, UserError
+from records.parse import parse
+from records.reader import read_record
 from tools.convert.layout import Layout
 from tools.convert.layouts import LAYOUTS, files_of, layout_of
 from tools.convert.make import skip_unless, text_of
 from tools.convert.rows import published_files, read_rows
+
+to_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def read_sources(args, job):
@@ -41,8 +46,29 @@ def rows_of_media(args, job):
         yield from ((name, *found) for found in rows)
 
 
-def read_entries(args, job):
-    """Yields (where, head, annotations, layout), which are not checked yet."""
+def line_of(head, annotations):
+    """-> a record as a line of JSON. annotations: the JSON of each of them."""
+    return (to_json({**head, "annotations": []})[:-2] + ", ".join(annotations) + "]}\n").encode()
+
+
+def check(head, annotation):
+    """-> (number of points or boxes, JSON) of an annotation. An error if training cannot read it."""
+    text = to_json(annotation)
+    line = line_of(head, [text])
+    # only a line with an escape can contain a character that must be looked for
+    if b"\\u" in line:
+        read_record(line)
+    else:
+        parse({**head, "annotations": [annotation]})
+    return len(annotation.get("points", annotation.get("boxes", ()))), text
+
+
+def read_entries(args, job, subtitles):
+    """Yields (where, head, annotations, layout, masks) of what training can read.
+
+    subtitles: a SubtitleFolder, or None. annotations: the results of `check`. masks: of a
+    benchmark, or None.
+    """
     excluded = read_urls(args.exclude) if args.exclude else set()
     for name, where, row in rows_of_media(args, job):
         if isinstance(row, dict) and "id" in row:
@@ -57,24 +83,24 @@ def read_entries(args, job):
                 skip_unless(excluded.isdisjoint(urls), "excluded")
             for head, annotations in LAYOUTS[name].read(row, job):
                 skip_unless(annotations, "nothing to train on")
+                masks = head.pop("masks", None)
+                if subtitles and "video" in head:
+                    subtitles.add_to(head)
                 made = []
                 for annotation in annotations:
                     with job.report.skipping(where):
                         found = annotation() if callable(annotation) else annotation
-                        made += found if isinstance(found, list) else [found]
+                        found = found if isinstance(found, list) else [found]
+                        made += [check(head, each) for each in found]
                 if made:
-                    yield where, head, made, LAYOUTS[name]
+                    yield where, head, made, LAYOUTS[name], masks
 
 
 def read_urls(path):
-    """The URLs of the images of a set: published files, or the .urls.txt of this command."""
-    if path.suffix == ".txt":
-        lines = path.read_text(encoding="utf-8").splitlines()
-        urls = {line.split("\t")[0].strip() for line in lines} - {""}
-    else:
-        layout = Layout(None, "image_url")
-        rows = (row for file in published_files(path) for _, row in read_rows(file, layout))
-        urls = {row.get("image_url") if isinstance(row, dict) else None for row in rows}
+    """The URLs of the images of a published set."""
+    layout = Layout(None, "image_url")
+    rows = (row for file in published_files(path) for _, row in read_rows(file, layout))
+    urls = {row.get("image_url") if isinstance(row, dict) else None for row in rows}
     if not urls or not all(map(text_of, urls)):
         raise UserError(f"--exclude {path}: each row must have the URL of an image")
     return urls
