@@ -1,6 +1,7 @@
 """Reads the entries of all files: rows, their layouts, and what the layouts make of them."""
 
 import json
+from contextlib import suppress
 from itertools import groupby
 
 from records.check import short
@@ -10,6 +11,7 @@ from records.reader import read_record
 from tools.convert.layout import Layout
 from tools.convert.layouts import LAYOUTS, files_of, layout_of
 from tools.convert.make import skip_unless, text_of
+from tools.convert.report import SHAPE_ERRORS
 from tools.convert.rows import published_files, read_rows
 
 to_json = json.JSONEncoder(ensure_ascii=False).encode
@@ -51,22 +53,35 @@ def line_of(head, annotations):
     return (to_json({**head, "annotations": []})[:-2] + ", ".join(annotations) + "]}\n").encode()
 
 
-def check(head, annotation):
-    """-> (number of points or boxes, JSON) of an annotation. An error if training cannot read it."""
-    text = to_json(annotation)
-    line = line_of(head, [text])
-    # only a line with an escape can contain a character that must be looked for
-    if b"\\u" in line:
-        read_record(line)
-    else:
-        parse({**head, "annotations": [annotation]})
-    return len(annotation.get("points", annotation.get("boxes", ()))), text
+def check(head, annotations):
+    """-> [(number of points or boxes, JSON), ..] of annotations. An error if training cannot read
+    them in one record."""
+    parse({**head, "annotations": annotations})
+    found = []
+    for annotation in annotations:
+        text = to_json(annotation)
+        text.encode()  # UnicodeEncodeError, a ValueError, for half a surrogate pair
+        if "\\u" in text:  # only such a text can contain a character that must be looked for
+            read_record(line_of(head, [text]))
+        found.append((len(annotation.get("points", annotation.get("boxes", ()))), text))
+    return found
+
+
+def usable(where, head, annotations, report):
+    """The result of `check` for the annotations that training can read."""
+    with suppress(Unreadable, *SHAPE_ERRORS):
+        return check(head, annotations)
+    found = []
+    for annotation in annotations:
+        with report.skipping(where):
+            found += check(head, [annotation])
+    return found
 
 
 def read_entries(args, job, subtitles):
     """Yields (where, head, annotations, layout, masks) of what training can read.
 
-    subtitles: a SubtitleFolder, or None. annotations: the results of `check`. masks: of a
+    subtitles: a SubtitleFolder, or None. annotations: the result of `check`. masks: of a
     benchmark, or None.
     """
     excluded = read_urls(args.exclude) if args.exclude else set()
@@ -90,10 +105,9 @@ def read_entries(args, job, subtitles):
                 for annotation in annotations:
                     with job.report.skipping(where):
                         found = annotation() if callable(annotation) else annotation
-                        found = found if isinstance(found, list) else [found]
-                        made += [check(head, each) for each in found]
-                if made:
-                    yield where, head, made, LAYOUTS[name], masks
+                        made += found if isinstance(found, list) else [found]
+                if found := made and usable(where, head, made, job.report):
+                    yield where, head, found, LAYOUTS[name], masks
 
 
 def read_urls(path):

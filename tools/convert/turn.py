@@ -31,7 +31,8 @@ def turned(entries, job):
             record = json.loads(line_of(head, [text for _, text in annotations]))
             head = turn_record(record, parse(record), job.media.root)
             texts = map(to_json, head.pop("annotations"))
-            yield where, head, [(n, text) for (n, _), text in zip(annotations, texts)], *rest
+            pairs = zip(annotations, texts, strict=True)
+            yield where, head, [(n, text) for (n, _), text in pairs], *rest
 
 
 def turn_record(record, parsed, folder):

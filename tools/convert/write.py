@@ -23,7 +23,7 @@ import numpy as np
 
 from records.errors import RunError, plural, warn
 from records.parse import as_object
-from records.reader import media_folder, names_of
+from records.reader import media_folder, names_of, read_record
 from tools.command import draft
 from tools.convert.entries import line_of, read_entries, to_json
 from tools.convert.layout import Job
@@ -42,15 +42,16 @@ def media_of(head):
     return names_of({"images": [as_object(image) for image in images]})
 
 
-def group(entries):
+def group(entries, layout):
     """Merges the entries of the same images, or of the same clip of a video."""
     groups = {}  # {hash of the medium: places of its entries in the temporary file}
+    end = 0
     with TemporaryFile() as waiting:
-        for _, head, annotations, layout, _ in entries:
+        for _, head, annotations, *_ in entries:
             medium = to_json([head.get("video"), media_of(head)])
             key = hashlib.sha256(medium.encode()).digest()
-            groups.setdefault(key, []).append(waiting.tell())
-            pickle.dump((head, annotations), waiting)
+            groups.setdefault(key, []).append(end)
+            end += waiting.write(pickle.dumps((head, annotations)))
         for places in groups.values():
             heads = []
             merged = []
@@ -98,6 +99,8 @@ class Output:
         """moved: the head with the paths for its file. annotations: the JSON of each of them."""
         names = media_of(head)
         line = line_of(moved, annotations)
+        if b"\\u" in line:  # also in the head
+            read_record(line)
         part = 0
         if self.is_held_out:
             part = self.is_held_out([os.path.relpath(os.path.join(self.start, name), self.start)
@@ -147,7 +150,7 @@ def write(args, report):
         if args.exif_unturned:
             entries = turned(entries, job)
         if args.layout and args.layout.group:
-            entries = group(entries)
+            entries = group(entries, args.layout)
         for where, head, annotations, masks in numbered(args, entries):
             with report.skipping(where):
                 output.add(head, move_media(head, start, target), annotations, masks)
