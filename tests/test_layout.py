@@ -47,10 +47,10 @@ CEILINGS = {
     "the seven modules, tokens per statement": 12.2,
     "imported by train.py, without evaluation/ and toy/": 53_810,
     "the same, in files": 43,
-    "all Python but tests": 150_370,
-    "tools/": 58_410,
+    "all Python but tests": 150_490,
+    "tools/": 58_430,
     "tools/bench/": 12_600,
-    "tools/convert/, tools/prepare/ and tools/benchmarks.py": 25_140,
+    "tools/convert/, tools/prepare/ and tools/benchmarks.py": 25_160,
     "tests/": 193_960,
 }
 

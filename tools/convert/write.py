@@ -52,7 +52,8 @@ def group(entries, layout):
             key = hashlib.sha256(medium.encode()).digest()
             groups.setdefault(key, []).append(end)
             end += waiting.write(pickle.dumps((head, annotations)))
-        for places in groups.values():
+        groups = list(groups.values())  # frees the hashes, since a set has millions of rows
+        for places in groups:
             heads = []
             merged = []
             for place in places:
