@@ -1,14 +1,21 @@
 """Reads the entries of all files: rows, their layouts, and what the layouts make of them."""
 
+import json
+from contextlib import suppress
 from itertools import groupby
 
 from records.check import short
 from records.errors import DataError, Unreadable, UserError
+from records.parse import parse
+from records.reader import read_record
 from tools.convert.layout import Layout
 from tools.convert.layouts import LAYOUTS, files_of, layout_of
 from tools.convert.make import skip_unless, text_of
 from tools.convert.negatives import with_negatives
+from tools.convert.report import SHAPE_ERRORS
 from tools.convert.rows import published_files, read_rows
+
+to_json = json.JSONEncoder(ensure_ascii=False).encode
 
 
 def read_sources(args, job):
@@ -46,23 +53,60 @@ def rows_of_media(args, job):
             yield name, where, row
 
 
-def read_entries(args, job):
-    """Yields (where, head, annotations, layout), which are not checked yet."""
+def line_of(head, annotations):
+    """-> a record as a line of JSON. annotations: the JSON of each of them."""
+    return (to_json({**head, "annotations": []})[:-2] + ", ".join(annotations) + "]}\n").encode()
+
+
+def check(head, annotations):
+    """-> [(number of points or boxes, JSON), ..] of annotations. An error if training cannot read
+    them in one record."""
+    parse({**head, "annotations": annotations})
+    found = []
+    for annotation in annotations:
+        text = to_json(annotation)
+        text.encode()  # UnicodeEncodeError, a ValueError, for half a surrogate pair
+        if "\\u" in text:  # only such a text can contain a character that must be looked for
+            read_record(line_of(head, [text]))
+        found.append((len(annotation.get("points", annotation.get("boxes", ()))), text))
+    return found
+
+
+def usable(where, head, annotations, report):
+    """The result of `check` for the annotations that training can read."""
+    with suppress(Unreadable, *SHAPE_ERRORS):
+        return check(head, annotations)
+    found = []
+    for annotation in annotations:
+        with report.skipping(where):
+            found += check(head, [annotation])
+    return found
+
+
+def read_entries(args, job, subtitles):
+    """Yields (where, head, annotations, layout, masks) of what training can read.
+
+    subtitles: a SubtitleFolder, or None. annotations: the result of `check`. masks: of a
+    benchmark, or None.
+    """
     entries = make_entries(args, job)
     if args.negatives:
         entries = with_negatives(entries, args.negatives, job)
     for where, head, made, layout in entries:
         labels, _ = head.pop("labels", (True, None))
+        masks = head.pop("masks", None)
         with job.report.skipping(where):
             skip_unless(made or labels, "no annotation", "it has no object, and the file has no "
                         "label that is absent")
-            if made:
-                yield where, head, made, layout
+            if subtitles and "video" in head:
+                subtitles.add_to(head)
+            if found := made and usable(where, head, made, job.report):
+                yield where, head, found, layout, masks
 
 
 def make_entries(args, job):
-    """Yields the entries as `read_entries`, before negatives are added. The annotations may be []
-    if none of them can be used."""
+    """Yields (where, head, annotations, layout), which are not checked yet, before negatives are
+    added. The annotations may be [] if none of them can be used."""
     excluded = read_urls(args.exclude) if args.exclude else set()
     for name, where, row in rows_of_media(args, job):
         if isinstance(row, dict) and "id" in row:
@@ -86,14 +130,10 @@ def make_entries(args, job):
 
 
 def read_urls(path):
-    """The URLs of the images of a set: published files, or the .urls.txt of this command."""
-    if path.suffix == ".txt":
-        lines = path.read_text(encoding="utf-8").splitlines()
-        urls = {line.split("\t")[0].strip() for line in lines} - {""}
-    else:
-        layout = Layout(None, "image_url")
-        rows = (row for file in published_files(path) for _, row in read_rows(file, layout))
-        urls = {row.get("image_url") if isinstance(row, dict) else None for row in rows}
+    """The URLs of the images of a published set."""
+    layout = Layout(None, "image_url")
+    rows = (row for file in published_files(path) for _, row in read_rows(file, layout))
+    urls = {row.get("image_url") if isinstance(row, dict) else None for row in rows}
     if not urls or not all(map(text_of, urls)):
         raise UserError(f"--exclude {path}: each row must have the URL of an image")
     return urls

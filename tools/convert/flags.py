@@ -62,8 +62,8 @@ def add_flags(add):
 
 def add_published_flags(add):
     add("--split", help="published sets: read only the files of this split: train, test, ..")
-    add("--exclude", type=Path, metavar="SET", help="skip the images of another set: its published "
-        "files, a folder of them, or its .urls.txt; pixmo-points needs it, for the test set "
+    add("--exclude", type=Path, metavar="SET", help="skip the images of another set, whose files "
+        "have a column image_url: a file or a folder; pixmo-points needs it, for the test set "
         "allenai/pixmo-points-eval")
     add("--counts", nargs=2, type=int, metavar=("MIN", "MAX"),
         help="published points: skip annotations with fewer or more points")

@@ -47,16 +47,16 @@ def label_points(row, job, coords, clip=False, method=None, counts=None):
     """One label per row. The points of PixMo-Count are in pixels of the original image, so the
     size is read from the downloaded file. Rows for evaluation have a count and no points."""
     head = job.media.visual(row)
-    file = job.media.root / head["image"]["path"]
     points = xy_points(row.get("points"))
     count = row.get("count")
     skip_unless(method in (None, row.get("collection_method")), "another collection_method")
     if count and not points:
         return head, [partial(make.count, count, row["label"])]
     size = None
-    if coords == "pixel" and file.is_file():
-        with suppress(Unreadable):  # training skips and counts a file that is not an image
-            size = size_of(*image_size(file))
+    if coords == "pixel":
+        # a missing file is counted later; training skips and counts a file that is not an image
+        with suppress(Unreadable):
+            size = size_of(*image_size(job.media.root / head["image"]["path"]))
     builder = partial(make.point, points, coords, row["label"], size=size, count=count,
                       clip=clip, max_points=make.MAX_POINTS, counts=counts)
     return head, [builder]

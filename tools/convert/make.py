@@ -180,12 +180,11 @@ def placed(label, places, size):
 
 
 def split(annotations, max_points):
-    """Yields lists of annotations, one list per record. A list has at most max_points points or
-    boxes (docs/molmo2.md 9.3)."""
+    """annotations: [(number of points or boxes, annotation), ..]. Yields lists of annotations, one
+    list per record. A list has at most max_points points or boxes (docs/molmo2.md 9.3)."""
     part = []
     total = 0
-    for annotation in annotations:
-        n_points = len(annotation.get("points", annotation.get("boxes", ())))
+    for n_points, annotation in annotations:
         if part and total + n_points > max_points:
             yield part
             part = []

@@ -4,9 +4,9 @@ import hashlib
 import os
 import re
 from functools import cached_property
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
-from records.errors import draft, plural
+from records.errors import Unreadable, draft, plural
 from tools.convert.make import number_of, skip_unless, text_of
 
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".mov", ".webm", ".avi", ".m4v")
@@ -17,7 +17,7 @@ UNFINISHED = (".part", ".draft")  # a download that was interrupted
 
 def check_path(path):
     """Returns the path of a media file. Unreadable if it is outside the media folder."""
-    leaves = path.startswith("/") or ".." in PurePosixPath(path).parts
+    leaves = path.startswith("/") or ".." in path.split("/")
     skip_unless(not leaves, "path that leaves the media folder")
     return path
 
@@ -69,7 +69,7 @@ class Media:
     def find(self, name, video=False):
         """Path of the file with this name and any extension; for a video also the path of a video
         in a folder with this name; None if there is none. "sora2/clip" must be in a folder
-        sora2 or sora2-2fps. Unreadable if several files have the name."""
+        sora2 or sora2-2fps."""
         folder, _, stem = f"/{name}".rpartition("/")
         by_stem, by_folder = self.index
         paths = by_stem.get(stem, [])
@@ -77,18 +77,23 @@ class Media:
             paths = [path for path in paths if path.lower().endswith(VIDEO_SUFFIXES)]
             paths += by_folder.get(stem, [])
         ends = (folder, f"{folder}-2fps")
-        found = {path for path in paths if f"/{os.path.dirname(path)}".endswith(ends)}
-        skip_unless(len(found) < 2, "several files with the name of the row",
-                    f"{self.root}: '{name}' can mean {' or '.join(sorted(found))}; keep one file "
-                    "for each name, or give each set its own --media")
-        return next(iter(found), None)
+        return self.only(name, {path for path in paths
+                                if f"/{os.path.dirname(path)}".endswith(ends)})
+
+    def only(self, name, paths):
+        """The path that is found under a name, or None. Unreadable if there are several."""
+        if len(paths) > 1:
+            raise Unreadable("several files with the name of the row", f"{self.root}: '{name}' can "
+                             f"mean {' or '.join(sorted(paths))}; keep one file for each name, or "
+                             "give each set its own --media")
+        return next(iter(paths), None)
 
     def by_url(self, url, sha256=None):
-        """An image by its URL. The file name is the sha256 of the URL, so two files with this name
-        are the same image. sha256: of the bytes."""
+        """An image by its URL. The name of its file is the sha256 of the URL. sha256: of the
+        bytes."""
         skip_unless(text_of(url) and not re.search(r"[\t\r\n]", url), "no image")
         name = hashlib.sha256(url.encode()).hexdigest()
-        image = {"path": self.index[0].get(name, [name])[0], "url": url}
+        image = {"path": self.only(name, self.index[0].get(name, ())) or name, "url": url}
         if re.fullmatch("[0-9a-f]{64}", sha256 or ""):
             image["sha256"] = sha256
         return image

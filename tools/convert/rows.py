@@ -25,8 +25,6 @@ ANSWERS = {  # field of a question: field of its answer
     "query": "response", "instruction": "output", "question": "answer", "prompt": "completion"}
 CAPTIONS = ("text", "caption", "captions")
 TEXTS = {*ANSWERS, *ANSWERS.values(), *CAPTIONS, "input", "system", "chosen", "rejected"}
-# cells of CSV that are not broken, each with the comma after it
-CELLS = r'(?:(?:"[^"]*(?:""[^"]*)*"|[^",\n][^,\n]*)?,)*'
 SPLITS = {"train", "validation", "val", "test"}
 # as in train-00000-of-00002.parquet
 FILE_NUMBER = re.compile(r"-\d{5}-of-\d{5}.*")
@@ -48,7 +46,8 @@ def published_files(source, split=None):
         if len(splits) > 1 and not split:
             raise DataError(f"{source} contains the splits {', '.join(sorted(splits))}: "
                             "choose one with --split")
-    files = [path for path in files if split in (None, split_of(path))]
+    files = [path for path in files
+             if path.suffix.lower() in READERS and split in (None, split_of(path))]
     if not files:
         of_split = f" of the split '{split}'" if split else ""
         raise DataError(f"{source}: no parquet, json or jsonl file{of_split}")
@@ -116,14 +115,10 @@ def read_csv(path):
         raise DataError(f"{path}: the table cannot be read; save it as CSV UTF-8 ({error})"
                         ) from None
     except csv.Error as error:
-        # line breaks may be \n, \r\n or \r in the file, and are \n in this text
-        lines = path.read_text(encoding="utf-8-sig").split("\n")
-        before = re.match(CELLS.replace(",", delimiter), "\n".join(lines[end:]))
-        line = end + 1 + before[0].count("\n")
-        raise DataError(f"{path}:{line}: a cell of this line cannot be read ({error}); if a cell "
-                        'begins with ", it must end with ", and each " inside it must be doubled; '
-                        "if your program does not write cells in this way, make a .jsonl file "
-                        "(docs/convert.md)") from None
+        raise DataError(f"{path}:{end + 1}: the entry that begins in this line cannot be read "
+                        f'({error}); if a cell begins with ", it must end with ", and each " '
+                        "inside it must be doubled; if your program does not write cells in this "
+                        "way, make a .jsonl file (docs/convert.md)") from None
 
 
 def read_parquet(path, layout=None):
@@ -144,15 +139,16 @@ def read_parquet(path, layout=None):
 def read_xml(path):
     try:
         yield str(path), fields_of(ElementTree.parse(path).getroot())
-    except (ElementTree.ParseError, ValueError) as error:
+    except (ElementTree.ParseError, ValueError, RecursionError) as error:
         yield str(path), Unreadable("not XML", str(error))
 
 
 def fields_of(element):
     """An element -> its text, or {attribute: text, tag of inner elements: [each of them]}."""
-    fields = dict(element.attrib)
-    for inner in element:
-        fields.setdefault(inner.tag, []).append(fields_of(inner))
+    inner = {}
+    for part in element:
+        inner.setdefault(part.tag, []).append(fields_of(part))
+    fields = unique([*element.items(), *inner.items()])
     return fields or (element.text or "").strip()
 
 

@@ -5,13 +5,16 @@ from functools import partial
 from tools.convert import images, videos
 from tools.convert.layout import Layout, rows_in
 from tools.convert.make import MAX_POINTS
+from tools.convert.rows import BATCH
 
 
 def by_input(convert, columns, **more):
     """more: fields of the layout, and arguments of `convert` that are the same for all rows."""
-    fields = {key: more.pop(key) for key in Layout.__annotations__ if key in more}
-    return Layout(partial(convert, **more), columns, published=True, many=True,
-                  **{"group": True, **fields})
+    fields = {"group": True, "batch": 256}
+    if {"image", "images"} & {*columns.split()}:  # a row may be an image of some megabytes
+        fields["batch"] = BATCH
+    fields |= {key: more.pop(key) for key in Layout.__annotations__ if key in more}
+    return Layout(partial(convert, **more), columns, published=True, many=True, **fields)
 
 
 def pixmo_points(columns="image_sha256? count? -collection_method", method=None):

@@ -4,9 +4,13 @@
     {"path": "a.jpg", "width": 480, "height": 640}, {"x": 0.75, "y": 0.25}    turned clockwise
 """
 
+import json
+
 from records.check import require
 from records.media import EXIF_ORIENTATION, image_size, open_image
+from records.parse import parse
 from text.styles import parts_of
+from tools.convert.entries import line_of, to_json
 
 TURNS = {  # EXIF orientation: a stored point -> the displayed point, in fractions of the sides
     1: lambda x, y: (x, y),
@@ -18,6 +22,17 @@ TURNS = {  # EXIF orientation: a stored point -> the displayed point, in fractio
     7: lambda x, y: (1 - y, 1 - x),
     8: lambda x, y: (y, 1 - x),
 }
+
+
+def turned(entries, job):
+    """The entries of entries.py, with turned sizes and coordinates."""
+    for where, head, annotations, *rest in entries:
+        with job.report.skipping(where):
+            record = json.loads(line_of(head, [text for _, text in annotations]))
+            head = turn_record(record, parse(record), job.media.root)
+            texts = map(to_json, head.pop("annotations"))
+            pairs = zip(annotations, texts, strict=True)
+            yield where, head, [(n, text) for (n, _), text in pairs], *rest
 
 
 def turn_record(record, parsed, folder):

@@ -62,16 +62,20 @@ def negative_answers(row, job):
     return head, [builder]
 
 
-def video_points(row, job, mode="", max_seconds=math.inf, counts=None):
+def video_points(row, job, mode, max_seconds, counts):
     """The cell points[i] is a list of points, in percent, at time i. Times are seconds of the whole
-    video, not of the clip. max_seconds: longer clips are skipped. A set of several sources, which
+    video, not of the clip. max_seconds: longer clips are skipped. In Molmo2-VideoPoint, a video
+    that is not longer is used as a whole, as in the official code. A set of several sources, which
     may contain the same names, has one folder per source (columns subset, dataset)."""
     name = row.get("video_id") or row["video_name"]
     start = row.get("clip_start", row.get("clip_start_time"))
     end = row.get("clip_end", row.get("clip_end_time"))
+    duration = row.get("video_duration") or math.inf
+    if "clip_start" in row and duration <= max_seconds:
+        start = end = None
     is_clip = None not in (start, end)
     first = start if is_clip else 0
-    last = end if is_clip else row.get("video_duration") or math.inf
+    last = end if is_clip else duration
     skip_unless(last == math.inf or last - first <= max_seconds,
             f"no clip of at most {max_seconds} s")
     folder = "/".join(filter(None, [row.get("subset"), row.get("dataset")]))

@@ -1,4 +1,4 @@
-"""Checks the records, numbers the records of published sets, and writes all files.
+"""Merges and numbers the records of published sets, and writes all files.
 
 The rows of one image of a published set can be far apart, among millions of others. They wait in a
 temporary file until all rows are read. The order of the records is the order in which their images
@@ -12,6 +12,7 @@ appear first:
 import hashlib
 import json
 import os
+import pickle
 from contextlib import ExitStack
 from os.path import isfile
 from pathlib import Path
@@ -20,17 +21,16 @@ from zipfile import ZIP_DEFLATED, ZipFile
 
 import numpy as np
 
-from records.errors import RunError, Unreadable, draft, plural, warn
-from records.parse import as_object, parse
+from records.errors import RunError, draft, plural, warn
+from records.parse import as_object
 from records.reader import media_folder, names_of, read_record
-from tools.convert.entries import read_entries
+from tools.convert.entries import line_of, read_entries, to_json
 from tools.convert.layout import Job
 from tools.convert.make import split
 from tools.convert.media import Media
 from tools.convert.paths import HoldOut, absolute, move_media
-from tools.convert.report import SHAPE_ERRORS
 from tools.convert.subtitles import SubtitleFolder
-from tools.convert.turn import turn_record
+from tools.convert.turn import turned
 
 
 def media_of(head):
@@ -41,74 +41,36 @@ def media_of(head):
     return names_of({"images": [as_object(image) for image in images]})
 
 
-def check(head, annotations):
-    """-> the record as a line of JSON, and parsed. An error if training cannot read it."""
-    record = {**head, "annotations": annotations}
-    line = json.dumps(record, ensure_ascii=False).encode() + b"\n"
-    # only a line with an escape can contain a character that must be looked for
-    return line, read_record(line) if b"\\u" in line else parse(record)
-
-
-def usable(where, head, annotations, report):
-    """-> the annotations that training can read, and `check` of them or None."""
-    try:
-        return annotations, check(head, annotations)
-    except (Unreadable, *SHAPE_ERRORS):
-        good = []
-    for annotation in annotations:
-        with report.skipping(where):
-            check(head, [annotation])
-            good.append(annotation)
-    return good, check(head, good) if good else None
-
-
-def checked(args, job, subtitles):
-    """Yields (where, head, annotations, layout, line) of the entries that training can read."""
-    for where, head, annotations, layout in read_entries(args, job):
-        with job.report.skipping(where):
-            masks = {key: head.pop(key) for key in ("masks",) if key in head}
-            if subtitles and "video" in head:
-                subtitles.add_to(head)
-            good, found = usable(where, head, annotations, job.report)
-            if not found:
-                continue
-            line, parsed = found
-            if args.exif_unturned:
-                head = turn_record({**head, "annotations": good}, parsed, job.media.root)
-                good = head.pop("annotations")
-            yield where, head | masks, good, layout, line
-
-
 def group(entries, layout):
     """Merges the entries of the same images, or of the same clip of a video."""
     groups = {}  # {hash of the medium: places of its entries in the temporary file}
     end = 0
     with TemporaryFile() as waiting:
-        for _, head, _, _, line in entries:
-            medium = json.dumps([head.get("video"), media_of(head)])
+        for _, head, annotations, *_ in entries:
+            medium = to_json([head.get("video"), media_of(head)])
             key = hashlib.sha256(medium.encode()).digest()
             groups.setdefault(key, []).append(end)
-            end += waiting.write(line)
-        for places in groups.values():
+            end += waiting.write(pickle.dumps((head, annotations)))
+        groups = list(groups.values())  # frees the hashes, since a set has millions of rows
+        for places in groups:
             heads = []
             merged = []
             for place in places:
                 waiting.seek(place)
-                head = json.loads(waiting.readline())
-                merged += head.pop("annotations")
+                head, annotations = pickle.load(waiting)
                 heads.append(head)
+                merged += annotations
             yield "a record", heads[0], merged, layout, None
 
 
 def numbered(args, entries):
-    """Yields (where, record, masks or None). Records of published sets get numbers as ids: NAME-1,
-    NAME-2, and NAME-2.1 for further points of the same image."""
-    for number, (where, head, annotations, layout, _) in enumerate(entries, 1):
-        masks = head.pop("masks", None)
+    """Yields (where, head, annotations, masks or None) of each record. Records of published sets
+    get numbers as ids: NAME-1, NAME-2, and NAME-2.1 for further points of the same image."""
+    for number, (where, head, annotations, layout, masks) in enumerate(entries, 1):
         for k, part in enumerate(split(annotations, layout.max_points)):
             name = f"{args.kind}-{number}" + (f".{k}" if k else "")
             own = {"id": name} if layout.published else {}
-            yield where, {**own, **head, "annotations": part}, masks
+            yield where, {**own, **head}, part, masks
 
 
 class Output:
@@ -133,16 +95,17 @@ class Output:
         self.n_missing = 0
         self.missing = None  # the first path that does not exist
 
-    def add(self, record, moved, masks):
-        """moved: the record with the paths for its file."""
-        names = media_of(record)
-        line = json.dumps(moved, ensure_ascii=False).encode()
+    def add(self, head, moved, annotations, masks):
+        """moved: the head with the paths for its file. annotations: the JSON of each of them."""
+        names = media_of(head)
+        line = line_of(moved, annotations)
+        if b"\\u" in line:  # also in the head
+            read_record(line)
         part = 0
         if self.is_held_out:
-            text = json.dumps(record["annotations"], sort_keys=True)
             part = self.is_held_out([os.path.relpath(os.path.join(self.start, name), self.start)
-                                     for name in names] or [text])
-        self.files[part].write(line + b"\n")
+                                     for name in names] or [", ".join(annotations)])
+        self.files[part].write(line)
         self.counts[part] += 1
         for name in names:
             path = os.path.join(self.start, name)
@@ -151,17 +114,17 @@ class Output:
                 self.n_missing += 1
                 self.missing = self.missing or path
         if self.urls:
-            self.add_urls(record)
+            self.add_urls(head)
         if masks is not None:
-            name = f"{record['id']}/0.npy"
+            name = f"{head['id']}/0.npy"
             if isinstance(masks, dict):  # run lengths, which are stored as the bytes of their JSON
-                name = f"{record['id']}/0/runs.npy"
+                name = f"{head['id']}/0/runs.npy"
                 masks = np.frombuffer(json.dumps(masks).encode(), np.uint8)
             with self.masks.open(name, "w", force_zip64=True) as file:
                 np.lib.format.write_array(file, masks)
 
-    def add_urls(self, record):
-        for image in record.get("images") or [record.get("image")]:
+    def add_urls(self, head):
+        for image in head.get("images") or [head.get("image")]:
             if isinstance(image, dict) and "url" in image and image["path"] not in self.seen:
                 self.seen.add(image["path"])
                 self.urls.write(f"{image['url']}\t{image['path']}\n")
@@ -183,12 +146,14 @@ def write(args, report):
     subtitles = SubtitleFolder(args.subtitles, start) if args.subtitles else None
     with ExitStack() as stack:  # closes all files before the first of them replaces its target
         output = Output(args, start, stack)
-        entries = checked(args, job, subtitles)
+        entries = read_entries(args, job, subtitles)
+        if args.exif_unturned:
+            entries = turned(entries, job)
         if args.layout and args.layout.group:
             entries = group(entries, args.layout)
-        for where, record, masks in numbered(args, entries):
+        for where, head, annotations, masks in numbered(args, entries):
             with report.skipping(where):
-                output.add(record, move_media(record, start, target), masks)
+                output.add(head, move_media(head, start, target), annotations, masks)
         report.end(source)
         reason = find_mistake(args, output, subtitles, published)
         if reason:

@@ -14,18 +14,22 @@ from tools.command import make_parser, report_errors
 from tools.convert.sets import SETS
 from tools.prepare import frames
 
+RENAMED = {  # sets of earlier versions
+    "molmo2-videopointeval": "benchmark-molmo2-videopoint",
+    "molmo2-videocounteval": "benchmark-molmo2-videocount"}
+
 
 @report_errors
 def main(argv=None):
     argv = sys.argv[1:] if argv is None else argv
     if argv[:1] == ["frames"]:
         return frames.main(argv[1:])
-    if argv and argv[0] in SETS:  # the command of earlier versions
-        name, *words = argv
-        n_paths = next((k for k, word in enumerate(words) if word[0] == "-"), len(words))
+    if argv and argv[0] in {*SETS, *RENAMED}:  # the command of earlier versions
+        name, *words = argv if len(argv) > 2 else [argv[0], "SOURCE", "OUT"]
+        n_paths = next((k for k, word in enumerate(words) if word[:1] == "-"), len(words))
         words[n_paths - 1] += "/records.jsonl"
         raise UserError("published sets are converted by tools.convert now: python -m "
-                        f"tools.convert {shlex.join(words)} --as {name}")
+                        f"tools.convert {shlex.join(words)} --as {RENAMED.get(name, name)}")
     parser = make_parser("prepare", __doc__)
     parser.add_argument("what", choices=["frames"], help="frames has its own --help")
     return parser.parse_args(argv)

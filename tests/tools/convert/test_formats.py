@@ -307,10 +307,10 @@ def test_a_file_becomes_these_records(tmp_path, files, records, skipped):
     ({"f/a.doc": ""}, "f: this is not a known format; --help lists the formats"),
     ({"f/g/a.jsonl": [], "f/a.yaml": ""}, "/f/g/a.jsonl"),
     ({"a.csv": "image,image,text\na,b,c"}, "a.csv: the table cannot be read; save"),
-    ({"a.csv": "image,caption\na.png," + "x" * 200_000}, "a.csv:2: a cell of this line cannot be"),
+    ({"a.csv": "image,caption\na.png," + "x" * 200_000}, "a.csv:2: the entry that begins"),
     ({"a.csv": 'image,text\na.png,x\n\nb.png,"y\n"\n"b\n.png","z\nc.png,x\n'},
-     "a.csv:7: a cell of this line cannot be read (unexpected end of data); if a cell begins with"),
-    ({"a.tsv": 'file_name\ttext\na.png\tx\nb.png\t"Good!" he said.\n'}, "a.tsv:3: a cell of this"),
+     "a.csv:6: the entry that begins in this line cannot be read (unexpected end of data); if a"),
+    ({"a.tsv": 'file_name\ttext\na.png\tx\nb.png\t"Good!" he said.\n'}, "a.tsv:3: the entry that"),
     ({"f/metadata.jsonl": [], "f/metadata.csv": "file_name,text\na.png,x\n"},
      "metadata.csv:2: a folder with several files of this kind must contain files of LabelMe"),
 ])

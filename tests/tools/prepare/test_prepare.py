@@ -69,11 +69,16 @@ def test_out_may_be_in_the_folder_that_is_read_but_is_no_input(tmp_path, capsys)
     assert "records.jsonl: this file is an input of the command" in capsys.readouterr().err
 
 
-def test_a_command_of_the_old_form_says_the_new_one(capsys):
+@pytest.mark.parametrize(("old", "new"), [
+    ("pixmo-count raw/a raw/b data/c --split train",
+     "raw/a raw/b data/c/records.jsonl --split train --as pixmo-count"),
+    ("molmo2-videocounteval raw data", "raw data/records.jsonl --as benchmark-molmo2-videocount"),
+    ("track-instruction", "SOURCE OUT/records.jsonl --as track-instruction"),
+])
+def test_a_command_of_the_old_form_says_the_new_one(old, new, capsys):
     with pytest.raises(SystemExit, match="2"):
-        old_command.main(["pixmo-count", "raw/a", "raw/b", "data/c", "--split", "train"])
-    assert capsys.readouterr().err.endswith(
-        "python -m tools.convert raw/a raw/b data/c/records.jsonl --split train --as pixmo-count\n")
+        old_command.main(old.split())
+    assert capsys.readouterr().err.endswith(f" now: python -m tools.convert {new}\n")
 
 
 def test_a_row_of_another_shape_is_counted_and_costs_only_itself(tmp_path):

@@ -5,6 +5,7 @@ import json
 import pytest
 
 from records.reader import Records
+from tests.test_layout import ROOT
 from tests.tools.prepare import cases, video_cases
 from tests.tools.prepare.cases import RED, U, V, W, image_file, sha, xy
 from tests.tools.prepare.command import prepare, write_parquet
@@ -130,6 +131,7 @@ def test_videos_are_found_by_their_id_wherever_they_lie(tmp_path, name, row, fou
 @pytest.mark.parametrize(("name", "row", "files"), [
     ("molmo2-cap", CAPTIONED | {"video_id": "x"}, ["a/x.mp4", "b/x/y.mkv"]),
     ("pixmo-clocks", {"example_id": "x", "text": "1:00"}, ["a/x.png", "b/x.jpg"]),
+    ("pixmo-cap", {"image_url": U, "caption": "A boat."}, [f"a/{sha(U)}.png", f"b/{sha(U)}.jpg"]),
 ])
 def test_no_guess_is_made_between_files_of_one_name(name, row, files, tmp_path, capsys):
     for file in files:
@@ -139,7 +141,7 @@ def test_no_guess_is_made_between_files_of_one_name(name, row, files, tmp_path, 
     records, counts = prepare(name, source, tmp_path / "out", "--media", tmp_path / "media")
     assert not records
     assert counts["skipped"] == {"several files with the name of the row": 1}
-    said = f"'x' can mean {' or '.join(files)}; keep one file for each name"
+    said = f"' can mean {' or '.join(files)}; keep one file for each name"
     assert said in capsys.readouterr().err
 
 
@@ -156,12 +158,22 @@ def test_of_a_folder_the_files_of_one_split_are_read(tmp_path):
 
 def test_images_of_another_set_can_be_held_out_and_points_chosen_by_their_number(tmp_path):
     source = write_parquet(tmp_path / "p.parquet", CASES["pixmo-points"].rows)
-    urls = tmp_path / "urls.txt"
-    urls.write_text(f"{U}\t{sha(U)}\n")
-    for flags in (["--exclude", urls], exclude("pixmo-points", tmp_path, U)):
-        records, counts = prepare("pixmo-points", source, tmp_path / "out", *flags)
-        assert [record["image"]["url"] for record in records] == [V]
-        assert counts["skipped"]["excluded"] == 6
+    records, counts = prepare("pixmo-points", source, tmp_path / "out",
+                              *exclude("pixmo-points", tmp_path, U))
+    assert [record["image"]["url"] for record in records] == [V]
+    assert counts["skipped"]["excluded"] == 6
     flags = [*exclude("pixmo-points", tmp_path), "--counts", 1, 1]
     records, _ = prepare("pixmo-points", source, tmp_path / "out", *flags)
     assert [[a["label"] for a in record["annotations"]] for record in records] == [["Cat"]]
+
+
+def test_the_table_of_columns_is_that_of_the_code():
+    page = (ROOT / "docs/data_sets.md").read_text().partition("## Columns")[2]
+    rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")][1:]
+    named = {name: set(read.split()) for names, _, read, *_ in rows
+             for name in names.removeprefix("| ").split(", ")}
+    assert named == {name: {word for word in layout.columns.split() if word[0] != "-"}
+                     for name, layout in SETS.items()}
+    for names, official, read, reason in rows:
+        read = read.replace("?", "")
+        assert ({*official.split()} == {*read.split()}) or reason != "same |", names

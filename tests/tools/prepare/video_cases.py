@@ -13,7 +13,7 @@ TIMED_ROWS = [
     {"video_id": "sora2/x", "video_duration": 90.0, "clip_start": 10.0, "clip_end": 70.0,
      "two_fps_timestamps": [], "points": [], "count": 0, "label": "cats",
      "question": "How many cats?"},
-    ONE | {"label": "dogs"},
+    ONE | {"label": "dogs", "clip_start": 1.0, "clip_end": 20.0},  # a short video has no clip
     ONE | {"label": "no clip", "video_duration": 90.0},
     ONE | {"label": "outside", "clip_start": 0.0, "clip_end": 60.0, "two_fps_timestamps": [61.0]},
     ONE | {"label": "miscounted", "count": 2},
