@@ -3,8 +3,7 @@
 import csv
 import os
 
-from records.errors import RunError, plural, warn
-from tools.command import draft
+from records.errors import RunError, draft, plural, warn
 from tools.convert.media import MEDIA_SUFFIXES
 
 HEIC = (".heic", ".heif")
