@@ -211,14 +211,17 @@ def count(config, dtype, gpus=1):
                         if torch.is_tensor(x)})
     # rope_frequencies without its cache, in which a fake tensor would stay
     frequencies = getattr(models.rope_frequencies, "__wrapped__", models.rope_frequencies)
-    dropout = drop_everywhere if config.compile else models.dropout
+    # Blocks that are computed again store the same without compilation, and their graphs would be
+    # counted with tensors that fused kernels do not have.
+    traced = config.compile and config.recompute < 1
+    dropout = drop_everywhere if traced else models.dropout
     with (
         patch.object(models, "rope_frequencies", frequencies),
         patch.object(models, "dropout", dropout),
         patch.object(models, "compile_for_training", Traced()),
     ):
         model, buffers = make_model(config, gpus, dtype, mode)
-        if config.compile:
+        if traced:
             model.compile_blocks()
         with mode:
             live = run_step(run, model, batch, buffers)
