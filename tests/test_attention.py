@@ -5,6 +5,7 @@ import json
 import random
 import re
 import shutil
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -353,6 +354,13 @@ def flex_by_sdpa(q, k, v, block_mask, enable_gqa):
     place = torch.arange(q.shape[2])[:, None], torch.arange(k.shape[2])
     allowed = block_mask.mask_mod(torch.arange(len(q))[:, None, None], 0, *place)[:, None]
     return F.scaled_dot_product_attention(q, k, v, allowed, enable_gqa=enable_gqa)
+
+
+def put_visual_tokens_first(monkeypatch):
+    """Rows of any length have the masks of long rows on a GPU."""
+    ordered = partial(attention.block_mask, visual_first=True)
+    monkeypatch.setattr(attention, "packed_mask", ordered)
+    monkeypatch.setattr(attention, "compiled_flex_attention", lambda: flex_by_sdpa)
 
 
 @pytest.mark.parametrize("every", [1, 2])

@@ -7,32 +7,25 @@ from itertools import islice
 
 import pytest
 import torch
-from torch.nn.functional import scaled_dot_product_attention
 
 import attention
+import model as models
 import packing
 from tests.small_model import SMALL, batch_of, config_of, model_of
+from tests.test_attention import put_visual_tokens_first
 from tests.test_train import opened
 
 
 @pytest.mark.slow
 def test_compiled_blocks_that_run_again_take_a_new_block_mask_every_step(monkeypatch):
     """As on CUDA, but SDPA with the mask of the BlockMask replaces the FlexAttention kernel."""
-    def by_sdpa(q, k, v, block_mask, enable_gqa):
-        B, T = q.shape[0], q.shape[2]
-        place = torch.arange(T)
-        allowed = block_mask.mask_mod(torch.arange(B)[:, None, None], 0, place[:, None], place)
-        return scaled_dot_product_attention(q, k, v, allowed[:, None], enable_gqa=enable_gqa)
-
     config = config_of(SMALL, recompute=1.0, response_dropout=0.0)
     found = []
     for blocks in (False, True):
         torch.manual_seed(0)
         model, batch = model_of(config).train(), batch_of(config)
         if blocks:
-            ordered = partial(attention.block_mask, visual_first=True)
-            monkeypatch.setattr(attention, "packed_mask", ordered)
-            monkeypatch.setattr(attention, "compiled_flex_attention", lambda: by_sdpa)
+            put_visual_tokens_first(monkeypatch)
             model.compile_blocks()
         for t in (48, 32, 96):                       # tokens per document
             until = (torch.arange(96) // t * t + t).int().repeat(2, 1)
@@ -43,6 +36,29 @@ def test_compiled_blocks_that_run_again_take_a_new_block_mask_every_step(monkeyp
     for plain, compiled in zip(found[:3], found[3:], strict=True):
         for a, b in zip(plain, compiled, strict=True):
             torch.testing.assert_close(a, b, rtol=0, atol=1e-5 * float(a.abs().max() + 1))
+
+
+def test_attention_runs_once_in_a_step_and_a_block_is_two_graphs(monkeypatch):
+    """All blocks are computed again. With -s this prints the numbers of docs/gpu.md."""
+    graphs = []
+    attended = []
+    compiled = torch.compile
+
+    def as_is(graph, inputs):
+        graphs.append(graph)
+        return graph.forward
+
+    monkeypatch.setattr(torch, "compile", partial(compiled, backend=as_is))
+    config = config_of(SMALL, recompute=1.0)
+    model = model_of(config).train()
+    model.attend = lambda *given: attended.append(given) or attention.attend(*given)
+    for block in model.blocks:
+        for part in ("before", "after"):
+            models.compile_for_training(block, part, dynamic=None)
+    model(batch_of(config))[0].sum().backward()
+    print(f"{len(model.blocks)} blocks: {len(attended)} attention calls, {len(graphs)} graphs")
+    assert len(attended) == len(model.blocks) == 2
+    assert len(graphs) == 2  # both blocks use the same graphs
 
 
 @pytest.mark.slow

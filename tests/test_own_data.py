@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.test_layout import ROOT
-from tools.bench.peers import import_transformers
+from tools.bench.step import import_transformers
 from training import config
 
 NOTEBOOK = ROOT / "docs" / "own_data.ipynb"

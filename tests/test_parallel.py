@@ -4,6 +4,7 @@ of rows."""
 import functools
 import itertools
 import threading
+from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from types import SimpleNamespace
@@ -12,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import attention
 import data
@@ -21,8 +23,10 @@ import parallel
 from records import visual
 from records.visual import MediaInfo
 from tests.ranks import run_ranks
+from tests.test_attention import put_visual_tokens_first
 from text.tokenizer import ByteTokenizer
 from text.visual_tokens import images_tokens, video_tokens
+from tools.bench.train import GatherCopies
 from training.loader import select_crops
 from training.ranks import all_reduce_sums
 
@@ -421,15 +425,21 @@ THREADS = SimpleNamespace(all_to_all_single=exchange_heads, all_gather=gather,
                           reduce_scatter=reduce_scatter, get_world_size=lambda group: group.n)
 
 
+@pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize(("cp", "cp_heads"), [(4, 4), (2, 1), (4, 2)])
-def test_ranks_that_share_rows_give_loss_and_gradients_of_one(monkeypatch, cp, cp_heads):
-    """Ranks are threads. Heads are exchanged, keys are gathered, or both. The first case has more
-    ranks than kv heads."""
+def test_ranks_that_share_rows_give_loss_and_gradients_of_one(monkeypatch, cp, cp_heads, ordered):
+    """In float64, against the rule for every query-key pair. Ranks are threads. Heads are
+    exchanged, keys are gathered, or both. The first case has more ranks than kv heads. With
+    `ordered`, the masks are those of a GPU, where visual tokens come first."""
     monkeypatch.setattr(parallel, "dist", THREADS)
     rows = packs_of("mixed")[:3:2]
     weight = weight_of(rows)
-    alone = new_model()
-    expected_loss = forward_backward(alone, packing.collate(rows, T, VISION), weight)
+    alone = new_model().double()
+    with monkeypatch.context() as dense:
+        dense.setattr(attention, "packed_mask", lambda *row: attention.allow(*row[:2]))
+        expected_loss = forward_backward(alone, packing.collate(rows, T, VISION), weight)
+    if ordered:
+        put_visual_tokens_first(monkeypatch)
     of_row = Group(cp)
     of_heads = [Group(cp_heads) for _ in range(cp // cp_heads)]
     of_keys = [Group(cp // cp_heads) for _ in range(cp_heads)]
@@ -446,14 +456,39 @@ def test_ranks_that_share_rows_give_loss_and_gradients_of_one(monkeypatch, cp, c
             model.attend = parallel.ulysses(model.attend, of_heads[row_number])
         return forward_backward(model, shard_of_rank(rows, rank, cp, cp_heads=cp_heads), weight)
 
-    models_of_ranks = [new_model() for _ in range(cp)]
+    models_of_ranks = [new_model().double() for _ in range(cp)]
     with ThreadPoolExecutor(cp) as pool:
         losses = list(pool.map(work, range(cp)))
-    assert sum(losses) == pytest.approx(expected_loss, rel=1e-5)
+    assert sum(losses) == pytest.approx(expected_loss, rel=1e-11)
     for p, *of_ranks in zip(alone.parameters(), *(m.parameters() for m in models_of_ranks),
                             strict=True):
         gradient = sum(q.grad for q in of_ranks if q.grad is not None)
-        assert float((gradient - p.grad).norm()) < 1e-4 * float(p.grad.norm()) + 1e-6
+        assert float((gradient - p.grad).norm()) < 1e-10 * float(p.grad.norm()) + 1e-12
+
+
+def test_weights_of_decoder_blocks_are_sent_in_bfloat16_and_others_in_float32():
+    """Forward of the first of two ranks, of which the second does not exist."""
+    sent = Counter()
+
+    class Count(GatherCopies):
+        def __call__(self, output_tensor, **others):
+            sent[output_tensor.dtype] += output_tensor.numel()
+            super().__call__(output_tensor, **others)
+
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        model = new_model()
+        in_blocks = sum(p.numel() for p in model.blocks.parameters())
+        others = sum(p.numel() for p in model.parameters()) - in_blocks
+        parallel.parallelize(model, parallel.make_mesh(1), dtype=torch.bfloat16)
+        for unit in model.modules():
+            if isinstance(unit, parallel.FSDPModule):
+                unit.set_custom_all_gather(Count())
+        with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+            model(packing.collate(packs_of("mixed")[:1], T, VISION))
+    finally:
+        dist.destroy_process_group()
+    assert sent == {torch.bfloat16: in_blocks, torch.float32: others}
 
 
 def test_one_process_needs_no_exchange():

@@ -4,9 +4,9 @@
 
 Runs the step of train.py, with the largest possible batch, on fake tensors. These have
 shapes, dtypes and lifetimes, but no storage. An operation that needs the values of a
-tensor is an error, because the CPU would have to wait for the GPU. Four things are not
-counted: workspace inside kernels, the CUDA context (half a GiB), memory saved by
-torch.compile, and fragmentation. Leave a tenth of the memory free.
+tensor is an error, because the CPU would have to wait for the GPU. Three things are not
+counted: workspace inside kernels, the CUDA context (half a GiB), and fragmentation. Leave a
+tenth of the memory free.
 """
 
 import copy
@@ -20,10 +20,16 @@ import torch.distributed as dist
 
 # this import defines the output shapes of collectives on fake tensors
 import torch.distributed._tools.fake_collectives
+from torch._dynamo.backends.debugging import boxed_nop
+from torch._functorch.aot_autograd import aot_function
+from torch._functorch.partitioners import min_cut_rematerialization_partition
+from torch._inductor.decomposition import select_decomp_table
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.graph import saved_tensors_hooks
 from torch.nn.functional import scaled_dot_product_attention
+from torch.nn.utils.stateless import _reparametrize_module
 from torch.testing._internal.distributed.fake_pg import FakeStore
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from torch.utils._pytree import tree_leaves
 
 import attention
@@ -98,6 +104,52 @@ def attend_causally(q, k, v, **options):
     return scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
 
 
+def drop_everywhere(residual, response, has_loss):
+    """Replaces model.dropout. The probability is a number, because a trace cannot contain a fake
+    tensor that is none of its inputs."""
+    probability = max(residual, response)
+    if not probability:
+        return models.no_dropout
+    return lambda x: x * (torch.rand_like(x) >= probability) / (1 - probability)
+
+
+class Traced:
+    """Replaces model.compile_for_training. torch.compile does not run on fake tensors, so this has
+    only the part of it that decides what is stored: AOTAutograd traces forward and backward, and
+    its partitioner chooses which tensors are stored, and which backward computes again. Equal
+    blocks share one trace."""
+
+    def __init__(self):
+        self.traces = {}  # {(class of the module, method): traced function}
+
+    def __call__(self, module, method, dynamic):
+        if method not in ("before", "after", "forward"):
+            return  # what the loss and the connector store is small, or computed again
+        plain = getattr(module, method)
+
+        def run(*inputs):
+            # a function, `drop`, is the last input of a method, and no input of a graph
+            functions = [x for x in inputs if callable(x)]
+            tensors = inputs[: len(inputs) - len(functions)]
+
+            def with_parameters(parameters, tensors):
+                with _reparametrize_module(module, parameters):
+                    return plain(*tensors, *functions)
+
+            key = type(module), method
+            given = dict(module.named_parameters()), tensors
+            if key not in self.traces:
+                self.traces[key] = aot_function(
+                    with_parameters, boxed_nop, partition_fn=min_cut_rematerialization_partition,
+                    decompositions=select_decomp_table())
+                # the first call traces; no mode counts it, and no checkpoint stores its tensors
+                with _disable_current_modes(), saved_tensors_hooks(lambda x: x, lambda x: x):
+                    self.traces[key](*given)
+            return self.traces[key](*given)
+
+        setattr(module, method, run)
+
+
 def run_step(run, model, batch, buffers):
     """Runs a micro-batch on fake or on real tensors -> LiveBytes. Gradients and optimizer state
     exist already, as in the second micro-batch of a step. buffers: {name: other tensor}."""
@@ -159,8 +211,18 @@ def count(config, dtype, gpus=1):
                         if torch.is_tensor(x)})
     # rope_frequencies without its cache, in which a fake tensor would stay
     frequencies = getattr(models.rope_frequencies, "__wrapped__", models.rope_frequencies)
-    with patch.object(models, "rope_frequencies", frequencies):
+    # Blocks that are computed again store the same without compilation, and their graphs would be
+    # counted with tensors that fused kernels do not have.
+    traced = config.compile and config.recompute < 1
+    dropout = drop_everywhere if traced else models.dropout
+    with (
+        patch.object(models, "rope_frequencies", frequencies),
+        patch.object(models, "dropout", dropout),
+        patch.object(models, "compile_for_training", Traced()),
+    ):
         model, buffers = make_model(config, gpus, dtype, mode)
+        if traced:
+            model.compile_blocks()
         with mode:
             live = run_step(run, model, batch, buffers)
     if gpus > 1:
@@ -175,6 +237,8 @@ def read_command(argv):
                         help="number of GPUs of the run, in nodes of 8 (default 1)")
     own, rest = parser.parse_known_args(argv)
     args, config = parse(rest)
+    if "compile" not in args.fields:
+        config = replace(config, compile=not args.tiny)  # as on a GPU
     with explained("--init" if args.init else "--model.*"):
         if args.init:
             config = replace(config, model=files.describe(args.init).config)

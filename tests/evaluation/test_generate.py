@@ -13,6 +13,7 @@ import packing
 from evaluation.generate import Sampling, evaluation_config, generate, sample
 from evaluation.prompts import encode_prompt
 from tests.evaluation.small_model import CONFIG, DATA, TOKENIZER, VISION, random_model
+from tests.test_attention import put_visual_tokens_first
 from toy import world
 from weights.files import RELEASED_SETTINGS
 
@@ -55,7 +56,8 @@ def continued(prompt, ids):
 def test_the_cache_gives_the_logits_of_a_full_pass_for_prompts_of_different_lengths(
     exact_model, prompts, family, monkeypatch
 ):
-    """With images and without, 24 tokens, compared at every step."""
+    """With images and without, 24 tokens, compared at every step. In the full pass, visual tokens
+    come first, as in long rows on a GPU."""
     if family == "olmo":
         yarn = model.YarnConfig(layers=(1,), original_max=64)
         config = dataclasses.replace(CONFIG, family="olmo", n_kv_head=4, yarn=yarn)
@@ -69,6 +71,7 @@ def test_the_cache_gives_the_logits_of_a_full_pass_for_prompts_of_different_leng
     with monkeypatch.context() as patch:
         patch.setattr(exact_model, "lm_head", noted)
         answers = generate(exact_model, prompts, stops=-1, max_new=24)
+    put_visual_tokens_first(monkeypatch)
     for row, (prompt, ids) in enumerate(zip(prompts, answers, strict=True)):
         whole = continued(prompt, ids[:-1])
         batch = packing.collate([[whole]], len(whole.tokens), VISION)

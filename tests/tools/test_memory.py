@@ -6,8 +6,10 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 
+import attention
 import model as models
 import train
 from tests.small_model import SMALL, batch_of, config_of, model_of
@@ -24,6 +26,7 @@ READS = {"cpu", "item", "tolist", "numpy", "nonzero", "__bool__", "__int__", "__
     (torch.float32, {}),
     (torch.bfloat16, {"recompute": 1.0, "residual_dropout": 0.1}),
     (torch.bfloat16, {"recompute": 0.5, "train": ("connector",)}),
+    (torch.bfloat16, {"recompute": 0.5, "residual_dropout": 0.1, "compile": True}),
     (torch.bfloat16, {"lora": lora.LoraConfig(8), "train": ("connector", "llm")}),
 ], ids=str)
 def test_the_peaks_on_fake_tensors_are_those_of_a_real_step(dtype, changes, monkeypatch):
@@ -32,6 +35,10 @@ def test_the_peaks_on_fake_tensors_are_those_of_a_real_step(dtype, changes, monk
     model = model_of(config)
     if config.lora.rank:
         lora.hold_frozen(model, dtype)
+    if config.compile:
+        monkeypatch.setattr(models, "compile_for_training", memory.Traced())
+        monkeypatch.setattr(models, "dropout", memory.drop_everywhere)
+        model.compile_blocks()
     run = SimpleNamespace(
         config=config, ranks=Ranks(), device=torch.device("cpu"), dtype=dtype)
     real = memory.run_step(run, model, batch_of(config), {})
@@ -44,6 +51,33 @@ def test_the_peaks_on_fake_tensors_are_those_of_a_real_step(dtype, changes, monk
     optimizer.step()
     averages = [x for state in optimizer.state.values() for x in state.values() if x.ndim]
     assert fake.parts["optimizer"] == sum(x.nbytes for x in averages)
+
+
+def test_a_traced_block_stores_what_torch_compile_stores():
+    """In bfloat16. The backend is the default one of torch.compile without its kernels."""
+    def compile_part(block, part, dynamic):
+        plain = getattr(block, part)
+        setattr(block, part, torch.compile(plain, backend="aot_eager_decomp_partition"))
+
+    x = torch.randn(1, 64, SMALL.n_embd, requires_grad=True)
+    rope = models.rope_table(torch.arange(64)[None], *models.rope_frequencies(SMALL))
+    stored = []
+    for change in (lambda *_: None, compile_part, memory.Traced()):
+        block = models.Block(SMALL)
+        for part in ("before", "after"):
+            change(block, part, None)
+        found = {}
+
+        def keep(x, found=found):
+            found[x.untyped_storage().data_ptr()] = x.untyped_storage().nbytes()
+            return x
+
+        with saved_tensors_hooks(keep, lambda x: x), torch.autocast("cpu", torch.bfloat16):
+            out = block(x, rope, None, attention.attend, models.no_dropout)
+        assert out.requires_grad
+        stored.append(sum(found.values()))
+    eager, compiled, traced = stored
+    assert traced == compiled < 0.8 * eager
 
 
 class NoReads(TorchFunctionMode):

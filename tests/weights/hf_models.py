@@ -16,10 +16,10 @@ import vision
 from evaluation.prompts import VideoClip, encode_prompt
 from model import ModelConfig, Molmo2, YarnConfig
 from tests.extras import require
-from tools.bench import peers
+from tools.bench.step import import_transformers
 
 EXTRAS = require("safetensors", "tokenizers", "transformers", "torchvision")
-transformers = peers.import_transformers()
+transformers = import_transformers()
 
 ROOT = Path(__file__).parents[2]
 V = 700

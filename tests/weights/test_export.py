@@ -27,7 +27,7 @@ from tests.weights.hf_models import (
 )
 from text.tokenizer import SPECIAL, ByteTokenizer
 from tools import hf as command
-from tools.bench.peers import reference_inputs
+from tools.bench.step import reference_inputs
 from toy.images import World
 from weights import files
 from weights.export import export

@@ -32,7 +32,7 @@ from tests.weights.hf_models import (
     peer_inputs,
     transformers,
 )
-from tools.bench.peers import reference_inputs
+from tools.bench.step import reference_inputs
 from weights import files, released
 
 pytestmark = [EXTRAS, pytest.mark.usefixtures("two_threads")]

@@ -28,8 +28,7 @@ from torch._dynamo.utils import counters
 import attention
 import packing
 from tools.bench.measure import clock, relative_error, run_rounds, spread
-from tools.bench.peers import PRESETS, SMALL
-from tools.bench.step_cases import stream_case
+from tools.bench.rows import PRESETS, SMALL, draw_rows
 from tools.bench.stream import Recipe, recipe
 from tools.command import positive, print_table, whole_number
 from training.log import allowed_pairs
@@ -51,9 +50,9 @@ def rows(tokens, count, device="cpu"):
     stage = 3 if tokens >= recipe(3).max_tokens else 2
     limits = recipe(stage)
     n_crops = max(limits.max_crops * tokens // limits.max_tokens, 1)
-    case = stream_case(SHAPE, count, stage, Recipe(tokens, n_crops, n_crops))
+    drawn, _ = draw_rows(SHAPE, count, stage, Recipe(tokens, n_crops, n_crops))
     found = []
-    for examples in case.rows:
+    for examples in drawn:
         batch = packing.collate([examples], tokens, SHAPE.vision).to(device)
         starts = list(accumulate((len(x.tokens) for x in examples), initial=0))
         found.append(Row(batch.visible_until, batch.bidir, starts))
@@ -182,7 +181,7 @@ def add_arguments(parser):
     add("--tokens", type=whole_number(512), nargs="+", default=[4096, 16384],
         help="lengths of rows in tokens")
     add("--rows", type=positive, default=3, help="number of rows of each length")
-    add("--preset", choices=PRESETS, default="small", help="model whose heads are used")
+    add("--preset", choices=PRESETS, default="bench", help="model whose heads are used")
     add("--dtype", choices=("float32", "bfloat16"), default="float32", help="dtype of q, k and v")
     add("--rounds", type=positive, default=5, help="measurements of each row")
 

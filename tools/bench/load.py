@@ -2,11 +2,10 @@
 
     python -m tools.bench load --seconds 3 --rounds 1 --frames 16
 
-The frames are spread over the video, or come from at most ten seconds from its middle on.
-In the second case, the part before these seconds should cost no time. times_decode is the
-time divided by the time in which ffmpeg, with one thread, decodes the whole file once. No
-reader of the whole video can be faster. "prepared" means the same frames, as files that
-`tools.prepare frames` writes. MB is the size on the disk.
+The frames are spread over the video. times_decode is the time divided by the time in which
+ffmpeg, with one thread, decodes the whole file once. No reader of the whole video can be
+faster. "prepared" means the same frames, as files that `tools.prepare frames` writes. MB is
+the size on the disk.
 """
 
 import math
@@ -48,15 +47,12 @@ def choose_times(video, frames):
     """-> {case: times in seconds of the frames to read}. There are not more times than frames in
     the video, and no time is later than its last frame."""
     cases = {}
+    last = float(video.times[-1])
     for n in frames:
         n = min(n, len(video.times))
-        cases[f"{n} frames"] = vision.frame_times(video.duration, n, fps=math.inf)
-    start = video.duration / 2
-    length = min(10, video.duration / 6)
-    clip = [start + t for t in vision.frame_times(length, 2048)]
-    cases[f"{length:.4g} s from {start:.4g} s"] = clip
-    last = float(video.times[-1])
-    return {name: [min(t, last) for t in times] for name, times in cases.items()}
+        times = vision.frame_times(video.duration, n, fps=math.inf)
+        cases[f"{n} frames"] = [min(t, last) for t in times]
+    return cases
 
 
 def time_decoding(path):

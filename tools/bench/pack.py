@@ -9,9 +9,7 @@ takes. A second table shows how many rows are needed with and without message tr
 """
 
 import time
-from bisect import insort
 from functools import partial
-from operator import itemgetter
 from statistics import fmean
 
 import numpy as np
@@ -38,28 +36,6 @@ def lower_bound(sizes, limits):
             counted = np.where(resource > limit - threshold, limit, counted)
             bounds.append(-(-counted.sum() // limit))
     return int(max(bounds))
-
-
-def internvl_buffer(sizes, max_tokens, max_crops, max_open=20):
-    """InternVL's buffer without overflow: up to max_open unfinished packs, most crops first.
-
-    An example is added to the first pack that has room for it. A pack is finished when it is
-    exactly full. If there are more than max_open packs, the first one is finished.
-    """
-    unfinished = []  # of (crops left, tokens left, example numbers)
-    for i, (tokens, crops) in enumerate(sizes):
-        pack = next((p for p in unfinished if crops <= p[0] and tokens <= p[1]), None)
-        if pack:
-            unfinished.remove(pack)
-        left, room, members = pack or (max_crops, max_tokens, [])
-        pack = (left - crops, room - tokens, [*members, i])
-        if 0 in pack[:2]:
-            yield pack[2]
-        else:
-            insort(unfinished, pack, key=itemgetter(0))
-        if len(unfinished) > max_open:
-            yield unfinished.pop(0)[2]
-    yield from (members for _, _, members in unfinished)
 
 
 def knapsack(sizes, max_tokens, max_crops, image_weight, granularity):
@@ -135,7 +111,6 @@ def packers(stage):
     """-> {name in the table: packer}. The official packer weights crops differently in stage 1."""
     return {
         "none": lambda sizes, *limits: ([i] for i, _ in enumerate(sizes)),
-        "InternVL's buffer, 20": internvl_buffer,
         OFFICIAL: partial(official, image_weight=1 if stage == 1 else 30),
         "ours": ours,
     }

@@ -26,7 +26,7 @@ from tools.bench.stream import recipe, stream
 from tools.command import print_table
 from training.loader import share_packs
 
-GPUS = (8, 64, 128, 512)
+GPUS = (8, 32, 64, 128, 512)
 BATCH = 128  # rows of a step
 NODE = 8
 

@@ -37,7 +37,7 @@ import train
 from tools import memory
 from tools.bench.flops import all_pairs, batch_work, flops
 from tools.bench.measure import clock
-from tools.bench.step_cases import n_crops, stream_case
+from tools.bench.rows import draw_rows, n_crops
 from tools.bench.stream import Recipe
 from tools.command import positive, print_table
 from training.loader import Ahead, select_crops
@@ -137,10 +137,11 @@ def open_run(args):
     return run, model, *train.build_optimizer(run, model)
 
 
-def draw_rows(config, n):
+def rows_of(config, n):
     """-> n packed rows of the stream, with random pixels."""
     limits = Recipe(config.data.max_tokens, config.pack_crops, config.data.max_frames)
-    return stream_case(config.model, n, config.stage, limits).rows
+    rows, _ = draw_rows(config.model, n, config.stage, limits)
+    return rows
 
 
 def cut(rows, config):
@@ -219,7 +220,7 @@ def run(args):
     config = run.config
     n_packs = config.batch // run.ranks.dp
     n_parts = max(2, -(-8 // n_packs))
-    rows = draw_rows(config, n_parts * n_packs)
+    rows = rows_of(config, n_parts * n_packs)
     work = [args.rounds * n for n in count_work(model, config, rows)]
     rows = cut(rows, config)
     parts = [rows[k : k + n_packs] for k in range(0, len(rows), n_packs)]

@@ -8,14 +8,14 @@ import pytest
 
 from tests.small_model import SMALL, VISION
 from tools.bench import __main__ as command
-from tools.bench import peers
+from tools.bench import rows
 
 
 @pytest.fixture
 def tiny(monkeypatch):
-    """Replaces the preset "small" by a tiny model config. Some of its windows are not full."""
+    """Replaces the preset "bench" by a tiny model config. Some of its windows are not full."""
     config = replace(SMALL, vision=replace(VISION, grid=7))
-    monkeypatch.setitem(peers.PRESETS, "small", config)
+    monkeypatch.setitem(rows.PRESETS, "bench", config)
     return config
 
 

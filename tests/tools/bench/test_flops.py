@@ -10,17 +10,17 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import packing
+from model import Molmo2
 from tests.small_model import SMALL
-from tools.bench import peers
 from tools.bench.flops import Work, all_pairs, batch_work, flops, matrix_size
-from tools.bench.step_cases import Plain, plain_example
+from tools.bench.step import image_example
 from training.log import count_rows
 
 pytestmark = pytest.mark.slow
 
 
 def random_model(config):
-    return peers.random_model(config, "cpu", torch.float32).train()
+    return Molmo2(config).init_weights()
 
 
 def counted_flops(run):
@@ -38,7 +38,7 @@ def test_flops_of_a_step_are_those_of_its_matrices_and_of_the_pairs_that_attend(
     config = SMALL
     model = random_model(config)
     rng = np.random.default_rng(0)
-    row = [plain_example(config, rng, Plain(20, (2, 1))), plain_example(config, rng, Plain(7))]
+    row = [image_example(config, rng, 20, (2, 1)), image_example(config, rng, 7)]
     batch = packing.collate([row], sum(len(e.tokens) for e in row), config.vision)
     counted = counted_flops(lambda: model(batch)[0])
     v = config.vision
@@ -108,7 +108,7 @@ def test_mfu_of_a_run_is_that_of_its_batches_over_all_gpus(tmp_path, tiny, bench
     """The log has three steps of one batch. FLOPs from a log are slightly higher, because all
     windows count as full. One run trains adapters of rank 8."""
     rng = np.random.default_rng(0)
-    row = [plain_example(tiny, rng, Plain(20, (2, 2))), plain_example(tiny, rng, Plain(9))]
+    row = [image_example(tiny, rng, 20, (2, 2)), image_example(tiny, rng, 9)]
     batch = packing.collate([row], 200, tiny.vision)
     model = random_model(tiny)
     expected = flops(model, batch_work(model, batch), ["llm"], lora_rank=rank)

@@ -87,13 +87,6 @@ def test_the_official_packer_emits_what_the_official_one_emits(case):
     assert emitted == expected
 
 
-def test_the_buffer_by_hand():
-    """Example 1 does not fit beside 0, but 2 does. Example 3 fits nowhere and opens a third pack,
-    so the pack with 0 and 2 is emitted. Example 4 joins 1."""
-    sizes = [(3, 3), (8, 2), (4, 4), (9, 1), (2, 8)]
-    assert list(packers.internvl_buffer(sizes, 10, 10, max_open=2)) == [[0, 2], [1, 4], [3]]
-
-
 @pytest.mark.parametrize(
     ("stage", "n", "limits", "fewest", "most"),
     [(2, 4000, (16384, 128), 3.7, 3.9), (1, 2000, (2560, 16), 1.49, 1.55)],
