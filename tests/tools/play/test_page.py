@@ -240,4 +240,6 @@ def test_every_text_has_contrast_in_light_and_dark(page, scheme):
 def test_a_server_that_has_ended_is_a_sentence(page):
     page.run("window.fetch = () => Promise.reject(new TypeError('Failed to fetch')); update()")
     page.wait()
-    assert text(page, "#error").startswith("The server does not answer")
+    assert text(page, "#error").startswith("The server does not answer: start tools.play again")
+    assert text(page, "#time") == ""
+    assert not [part for part in page.find("#stage, #add, #save") if part.is_displayed()]
