@@ -19,6 +19,8 @@ FRAME_S = 0.1
 TOKEN_S = 0.8  # on a token
 LEFT, RIGHT, Y = 15, 85, 50  # the path of the circle, in pixels of the scene
 SCENE = """document.querySelector("h1").remove();
+$("time").style.visibility = "hidden";  // it depends on the machine
+$("answers").style.transition = "none";
 shown.scene = {slope: [20, -15], texture: 2, period: 8, noise: 8, objects: [
     {colour: "red", shape: "triangle", x: 35, y: 20, r: 14, light: 10},
     {colour: "green", shape: "square", x: 65, y: 80, r: 14, light: 0},
@@ -62,9 +64,10 @@ def film(address):
         mouse("mouseMoved", *over_circle(LEFT + way * (RIGHT - LEFT)))
         yield frame(), FRAME_S
     mouse("mouseReleased", *over_circle(LEFT), buttons=0)
-    answer = window.find(".tokens")[0]
-    for token in answer.find_elements("css selector", ".token"):
-        if token.text.strip().isdecimal() and len(token.text.strip()) == 3:
+    window.wait()
+    for token in window.find(".answer:first-child .token"):
+        word = token.text.strip()
+        if word.isdecimal() and len(word) == 3:  # a coordinate
             box = token.rect
             mouse("mouseMoved", box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, 0)
             yield frame(), TOKEN_S
