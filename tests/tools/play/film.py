@@ -31,6 +31,9 @@ document.body.insertAdjacentHTML("beforeend", `<svg id="hand" width="40" height=
     viewBox="0 0 20 20" style="position: fixed; pointer-events: none"><path fill="#fff"
     stroke="#000" d="M5 10V7q0-1 1-1t1 1V6q0-1 1-1t1 1q0-1 1-1t1 1v1q0-1 1-1t1 1v5q0 4-4 4
     -3 0-4-2l-3-5q1-1 2 1z"/></svg>`);"""
+# of a token, which may begin with a space at the end of a line
+MIDDLE = """const box = [...arguments[0].getClientRects()].at(-1);
+return [box.left + box.width / 2, box.top + box.height / 2];"""
 HAND = "$('hand').style.cssText += `; left: ${arguments[0] - 18}px; top: ${arguments[1] - 10}px`"
 
 
@@ -68,8 +71,7 @@ def film(address):
     for token in window.find(".answer:first-child .token"):
         word = token.text.strip()
         if word.isdecimal() and len(word) == 3:  # a coordinate
-            box = token.rect
-            mouse("mouseMoved", box["x"] + box["width"] / 2, box["y"] + box["height"] / 2, 0)
+            mouse("mouseMoved", *window.run(MIDDLE, token), buttons=0)
             yield frame(), TOKEN_S
     window.driver.quit()
 
