@@ -76,7 +76,7 @@ class Loaded(NamedTuple):
         (ids,) = generate(self.model, [prompt], self.tokenizer.stops, max_new, sampling, on_token)
         text = self.tokenizer.decode(ids)
         is_cut = len(ids) >= max_new
-        return Answer(text, points_in_pixels(text, shown.sizes, is_cut), len(ids), is_cut)
+        return Answer(text, points_in_pixels(text, shown.sizes), len(ids), is_cut)
 
 
 def load(name, device="cpu", dtype=torch.float32):
@@ -125,11 +125,11 @@ def style_hint(prompt, config):
             "pointing:, count: or user_qa: (docs/own_data.md)")
 
 
-def points_in_pixels(answer, sizes, is_cut=False):
+def points_in_pixels(answer, sizes):
     """The points of an answer -> [Place, ..] in pixels of their image. sizes: (width, height) of
     every image, or of the video. Points on an image that does not exist are skipped."""
     points = []
-    for place in parse_points(answer, 1, 1, is_cut):
+    for place in parse_points(answer, 1, 1, open_end=True):
         image = 1 if len(sizes) == 1 else place.frame
         if image in range(1, len(sizes) + 1):
             w, h = sizes[int(image) - 1]

@@ -95,7 +95,7 @@ def test_tracks_come_back_with_one_number_per_object():
     ('<points coords="1 1 100 200 and', ""),         # damaged, not cut
 ])
 def test_the_complete_points_of_a_cut_answer_are_read_but_not_scored(text, ids):
-    found = points.parse_points(text, 1000, 1000, is_cut=True)
+    found = points.parse_points(text, 1000, 1000, open_end=True)
     assert "".join(p.id for p in found) == ids
     assert len(points.parse_points(text, 1000, 1000)) == text.count(">a<")
 

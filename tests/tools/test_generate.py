@@ -122,6 +122,9 @@ def test_a_cut_answer_says_so_and_its_complete_points_are_read(call, fake, capsy
     assert (found["cut"], found["points"]) == (True, [[1.0, "1", w / 2, h / 2]])
     whole = json.loads(call(*flags, "--json"))
     assert (whole["cut"], len(whole["points"])) == (False, 2)
+    fake.answer = '<points coords="1 1 500 500 2 250'    # the model itself stops here
+    assert json.loads(call(*flags, "--json"))["points"] == found["points"]
+    fake.answer = '<points coords="1 1 500 500 2 250 750">x</points>'
     generate.main(["--model", "toy", *flags, "--max-new", str(n)])
     assert f"the answer is cut at --max-new {n} tokens" in capsys.readouterr().err
 

@@ -57,7 +57,7 @@ def reply_to(request, loaded, sampling):
         answers.append({
             "prompt": text,
             "tokens": [later[len(former) :] for former, later in pairwise(so_far)],
-            "points": parse_points(so_far[-1], 1, 1, bool(cut)),
+            "points": parse_points(so_far[-1], 1, 1, open_end=True),
             "verdict": None if cut else mark(text, so_far[-1], scene, true),
             "hint": "; ".join(filter(None, [cut, style_hint(text, config)])),
             "shares": (1e6 * kept).round().int().tolist()})

@@ -1,4 +1,4 @@
-"""Opens the page of tools.play in headless Chromium, for its tests and for film.py."""
+"""Starts tools.play, and opens its page in headless Chromium: for tests, film.py and speed.py."""
 
 import contextlib
 import queue
@@ -7,16 +7,11 @@ import threading
 import time
 from unittest import mock
 
-import pytest
-
-from tests.extras import require
 from tools.play import __main__ as play
 
-EXTRAS = require("selenium")
 PROGRAMS = [shutil.which(name) for name in ("chromium", "chromedriver")]
-if None in PROGRAMS:
-    pytest.skip("Chromium is not installed: apt-get install chromium chromium-driver",
-                allow_module_level=True)
+ARE_MISSING = None in PROGRAMS
+HOW_TO_INSTALL = "Chromium is not installed: apt-get install chromium chromium-driver"
 
 
 def serve(*flags):
@@ -41,12 +36,13 @@ class Window:
         options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
         self.driver = webdriver.Chrome(options, webdriver.ChromeService(PROGRAMS[1]))
         self.run = self.driver.execute_script
+        self.send = self.driver.execute_cdp_cmd
         self.find = lambda selector: self.driver.find_elements("css selector", selector)
         self.actions = lambda: webdriver.ActionChains(self.driver, duration=20)
 
     def resize(self, width, height):
-        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": False}
-        self.driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        self.send("Emulation.setDeviceMetricsOverride", {
+            "width": width, "height": height, "deviceScaleFactor": 1, "mobile": False})
 
     def open(self, address):
         self.driver.get(address)
@@ -62,7 +58,3 @@ class Window:
     def click(self, selector):
         self.find(selector)[0].click()
         self.wait()
-
-    def messages(self):
-        """-> the messages on the console since the last call."""
-        return [entry["message"] for entry in self.driver.get_log("browser")]
