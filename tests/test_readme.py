@@ -317,13 +317,13 @@ def test_the_process_of_the_first_answer_imports_what_it_needs():
 
 
 def test_training_commands_take_minutes_as_they_are_written():
-    """Except for the recipes of the toy, they have at most 400 steps. CI lowers the steps, and
+    """Except for the recipes of the toy, they have at most 700 steps. CI lowers the steps, and
     rejects a command without --steps."""
     for command in COMMANDS:
         steps = re.search(r"--steps (\d+)", command)
         trains = "train.py" in command or "stages/" in command
         assert not trains or steps or command in CI["RECIPES"], command
-        assert not steps or int(steps[1]) <= 400, command
+        assert not steps or int(steps[1]) <= 700, command
         CI["shortened"](command)
     assert "--steps 4 " in CI["shortened"]("python train.py --stage 1 --steps 400 --out x")
     with pytest.raises(AssertionError, match="without --steps"):

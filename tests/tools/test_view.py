@@ -155,7 +155,7 @@ def test_the_page_says_which_tokens_are_below_the_pointer(tmp_path):
         window.actions().move_to_element(run).perform()
         first, last = run.get_attribute("data-first"), run.get_attribute("data-last")
         assert window.find("#words")[0].text == f"Tokens {first} to {last}."
-        assert window.messages() == []
+        assert window.driver.get_log("browser") == []
     finally:
         window.driver.quit()
 

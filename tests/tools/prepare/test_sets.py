@@ -168,7 +168,7 @@ def test_images_of_another_set_can_be_held_out_and_points_chosen_by_their_number
 
 
 def test_the_table_of_columns_is_that_of_the_code():
-    page = (ROOT / "docs/data_sets.md").read_text().partition("## Columns")[2]
+    page = (ROOT / "docs/columns.md").read_text()
     rows = [line.split(" | ") for line in page.splitlines() if line.startswith("| ")][1:]
     named = {name: set(read.split()) for names, _, read, *_ in rows
              for name in names.removeprefix("| ").split(", ")}
