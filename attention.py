@@ -44,7 +44,11 @@ Names that all files use:
     crop            a square part of an image, or a frame of a video: one input of the ViT
     patch           a square of 14 x 14 pixels of a crop
     window          the 2 x 2 patches (3 x 3 in videos) that are pooled into one visual token
-    visual token    one pooled window, and the position of the row where it is added
+    visual token    one pooled window, and the position of the row where it is added. The mask also
+                    treats the markers around visual tokens, such as <im_start>, as visual
+    document        the tokens of one example in a row, or its padding: a query in it attends to no
+                    key outside
+    block           here 128 x 128 pairs of queries and keys; in model.py a layer of the decoder
 """
 
 from dataclasses import dataclass
@@ -87,7 +91,7 @@ def packed_mask(visible_until, bidir, queries=None):
     if bidir.is_cuda and find_spec("triton") is not None:  # Windows has no triton
         return block_mask(visible_until, bidir, queries)
     if queries is not None:
-        # Only tests gather on a CPU. For two ranks and a row of stage 3 this takes 0.7 GB.
+        # dense: 0.7 GB for a row of stage 3 on two ranks, but nobody trains such rows on a CPU
         return allow(visible_until, bidir, queries)
     return document_mask(visible_until, bidir)
 
@@ -102,7 +106,7 @@ def attend(q, k, v, mask):
     (B,T,S) bool    allow                    a chunk, or the new tokens of a KV cache
     None            chunk_mask               a chunk in which every pair is allowed
 
-    The KV cache (evaluation/generate.py) and Ulysses (parallel.py) are wrappers of this function.
+    Ulysses and gather (parallel.py), and the KV cache (evaluation/generate.py), call it.
     """
     if isinstance(mask, DocumentMask):
         return attend_documents(q, k, v, mask.documents)
@@ -131,15 +135,16 @@ def attend(q, k, v, mask):
 #
 # Its kernel skips blocks of 128 x 128 pairs that are not listed, and calls the rule only in blocks
 # that are not allowed as a whole. Making the lists of a row of 36,864 tokens takes 4.2 ms on an
-# H200 (docs/gpu.md) and 27 ms on a thread of a CPU. Made pair by pair they took 48.8 s there
+# H200 (docs/gpu.md) and 27 ms on a thread of a CPU. Made pair by pair on the CPU, they took 48.8 s
 # (docs/log.md).
 #
 # In a video, a few tokens of text follow each frame. They may not attend to later frames. So in the
-# order of the row, nearly every block above the diagonal is allowed in part, which is half of all
-# computed blocks. In long rows, q, k and v are therefore put into another order: first the visual
-# tokens of an example, then its text. The output is put back. The rule still compares positions in
-# the row. For backward, the output is stored in both orders. Without Ulysses this takes 8 KiB more
-# per token and block, which is 4.5 GiB per row in stage 2 of the 4B.
+# order of the row, nearly every block above the diagonal is allowed in part. The kernel calls the
+# rule for each pair of such a block, and they are half of all computed blocks. In long rows, q, k
+# and v are therefore put into another order: first the visual tokens of an example, then its text.
+# The output is put back. The rule still compares positions in the row. For backward, the output is
+# stored in both orders. Without Ulysses this takes 8 KiB more per token and layer, which is 4.5 GiB
+# per row in stage 2 of the 4B.
 
 # In shorter rows, the share of the blocks that are allowed in part hardly changes.
 VISUAL_FIRST = 4096
@@ -178,7 +183,8 @@ def block_mask(visible_until, bidir, queries=None, size=128, visual_first=None):
         queries = torch.arange(T, device=bidir.device)
     if visual_first is None:
         visual_first = T >= VISUAL_FIRST
-    # 2n for the visual tokens with bidir n, 2n + 1 for the text after the first of them
+    # 2n for the visual tokens with bidir n, 2n + 1 for all text from the first of them to the first
+    # visual token with bidir n + 1
     number = 2 * bidir.cummax(1).values + (bidir == 0)
     if not visual_first:
         number = torch.zeros_like(number)
@@ -186,8 +192,9 @@ def block_mask(visible_until, bidir, queries=None, size=128, visual_first=None):
     keys = number.argsort(stable=True)  # (B,T) positions
     order = number[:, queries].argsort(stable=True)  # (B,t) indices into queries
 
-    # The last position is repeated until the last block is full. This changes no list, because
-    # list_blocks never calls a block whole that the row does not fill.
+    # The last position is repeated until the last block is full. This changes no minimum and no
+    # maximum, so no needed block; and list_blocks never calls a block whole that the row does not
+    # fill.
     def fill(positions):
         rest = positions[:, -1:].expand(-1, -positions.shape[1] % size)
         return torch.cat([positions, rest], dim=1)
@@ -210,16 +217,18 @@ def list_blocks(q, bidir_q, k, visible_until_k, bidir_k, lengths, size):
         needed = (max(q) >= min(k) and min(q) < max(visible_until_k)) or bidir ranges overlap
         whole  = (min(q) >= max(k) and max(q) < min(visible_until_k)) or one bidir number, not 0
 
-    This is exact because data.layout keeps the tokens of an example, and of a branch, together, and
-    bidir numbers rise along the row. The last block is never whole if the row ends inside it.
+    `needed` is exact, because data.layout keeps the tokens of an example, and of a branch,
+    together, and bidir numbers rise along the row. `whole` may omit a block in which one half of
+    the rule allows some pairs and the other half the rest, which costs time only. The last block
+    is never whole if the row ends inside it.
     """
-    of_queries = -1, 1, size
-    of_keys = 1, -1, size
-    query = q.unflatten(1, of_queries)  # (B,m,1,size)
-    key = k.unflatten(1, of_keys)  # (B,1,n,size)
-    until = visible_until_k.unflatten(1, of_keys)
-    low_q, high_q, shared_q = bidir_range(bidir_q.unflatten(1, of_queries))  # (B,m,1) each
-    low_k, high_k, shared_k = bidir_range(bidir_k.unflatten(1, of_keys))  # (B,1,n) each
+    query_shape = -1, 1, size
+    key_shape = 1, -1, size
+    query = q.unflatten(1, query_shape)  # (B,m,1,size)
+    key = k.unflatten(1, key_shape)  # (B,1,n,size)
+    until = visible_until_k.unflatten(1, key_shape)
+    low_q, high_q, shared_q = bidir_range(bidir_q.unflatten(1, query_shape))  # (B,m,1) each
+    low_k, high_k, shared_k = bidir_range(bidir_k.unflatten(1, key_shape))  # (B,1,n) each
     first = query.amin(3)
     last = query.amax(3)
     overlap = (low_q <= high_k) & (low_k <= high_q)
@@ -250,8 +259,9 @@ def bidir_range(bidir):
 
 
 def block_list(blocks):
-    """(B,m,n) bool -> how many are True in each line, (B,1,m); column numbers with these first,
-    (B,1,m,n). FlexAttention takes lists of one fixed length, and the number that is valid."""
+    """(B,m,n) bool -> counts (B,1,m), how many are True in each line; columns (B,1,m,n), the
+    numbers of the True columns and then of the others. FlexAttention takes lists of one fixed
+    length, and the number of entries that are valid."""
     # a stable sort of 1 and 0 leaves the columns of equal value in their order
     numbers = blocks.int().argsort(dim=-1, descending=True, stable=True)
     return blocks.sum(-1, dtype=torch.int32)[:, None], numbers.int()[:, None]
@@ -282,8 +292,7 @@ class Chunk(NamedTuple):
 
 @dataclass(frozen=True)
 class DocumentMask:
-    """The documents of all rows. It is a class because torch.compile would compare plain lists, and
-    compile again whenever the number of documents differs."""
+    """The documents of all rows, a mask that `attend` tells from the others by its class."""
     documents: list  # of lists of Chunk
 
 

@@ -26,12 +26,13 @@ each would encode its image again (RESULTS.md, "trees").
 A record is a dict (docs/records.md). Its reader adds "id", "key" (for its random choices), "where"
 (its file and line) and "source" (the reader itself). A reader is a sequence of records, which are
 read from a file (records.reader.Records) or drawn (toy.images.World). Its methods raise Unreadable
-if media cannot be used:
+if media cannot be used. `info` below is a records.visual.MediaInfo: sizes, times of frames (None
+without a video), subtitles.
 
     name, fingerprint        what a plan and a resumed run depend on
     image_sizes(record)      [(width, height), ..] from headers
     images(record, only)     [(H,W,3) uint8, ..]; only: their numbers, None: all of them
-    video_size(record)       width, height, seconds, half the time of a frame
+    video_size(record)       width, height, seconds, tolerance of a time: half of a frame's duration
     frames(record, times)    yields (H,W,3) uint8; times: seconds from the start of the clip
 
 The random choices of an example depend on (seed, its key, epoch) only. So the planner, which calls
@@ -86,7 +87,8 @@ class DataConfig:
 
 @dataclass(frozen=True)
 class Branch:
-    segments: list                   # [Segment, ..], question and answer in turn
+    segments: list                   # [Segment(ids, factor of the loss weight), ..], question and
+                                     # answer in turn
     kind: str = "qa"                 # the type of the annotation
     weight: float = 1.0              # the record's weight times the annotation's
     of_video: bool = False
@@ -105,8 +107,8 @@ class Example:
     bidir: np.ndarray                # 1 for visual tokens, else 0
     annotation: np.ndarray           # (T,) int32, number of its annotation from 1; 0: prefix
     n_branches: int = 1
-    dropped_branches: int = 0        # branches that were skipped because they did not fit
-    dropped_tokens: int = 0          # how many tokens these have
+    dropped_branches: int = 0        # skipped: too long for the row, too many points, no point left
+    dropped_tokens: int = 0          # tokens of the branches that were too long
     id: str = ""
     images: np.ndarray = None        # (n,P,F) uint8; with a CropShard: only the crops of its rank
     image_id: np.ndarray = None      # (n,) int32, the image or frame that each crop belongs to
@@ -114,7 +116,8 @@ class Example:
     pool_src: np.ndarray = field(default_factory=lambda: np.zeros((0, 4), np.int64))
     pool_dst: np.ndarray = field(default_factory=lambda: np.zeros(0, np.int64))
     source: str = ""                 # the name of its reader
-    unreadable: str = ""            # why it cannot be decoded; it is then a `placeholder`
+    unreadable: str = ""            # why it cannot be decoded; it is then a placeholder
+                                    # of the same size (training/loader.py)
 
 
 def token_weight(branch, n_loss, n_branches, config):
@@ -167,20 +170,20 @@ def fit(branches, room):
 def weigh(branch, n_branches, config):
     """-> the ids of a branch, and the loss weight of each when it is a target."""
     ids, kinds, factors = [], [], []
-    for k, (of_segment, factor) in enumerate(branch.segments):
+    for k, (segment_ids, factor) in enumerate(branch.segments):
         # segments 2t and 2t + 1 are question and answer of turn t, and each turn has its own kind
         kind = branch.turn_kinds[k // 2] if branch.turn_kinds else branch.kind
-        ids += of_segment
-        kinds += [kind] * len(of_segment)
-        factors += [factor] * len(of_segment)
+        ids += segment_ids
+        kinds += [kind] * len(segment_ids)
+        factors += [factor] * len(segment_ids)
     # The EOS at the end of a branch has loss. But in a tree it is not among the n loss
     # tokens of the weight 2 / sqrt(n), as in the official code (docs/molmo2.md 7.1).
     n_counted = len(ids) - 1 if n_branches > 1 else len(ids)
     n_loss = Counter(kinds[i] for i in range(n_counted) if factors[i] > 0)
     weight_of = {}
     for kind in set(kinds):
-        of_kind = replace(branch, kind=kind)
-        weight_of[kind] = token_weight(of_kind, n_loss[kind], n_branches, config)
+        as_kind = replace(branch, kind=kind)
+        weight_of[kind] = token_weight(as_kind, n_loss[kind], n_branches, config)
     weights = [weight_of[kind] * factor for kind, factor in zip(kinds, factors, strict=True)]
     return ids, weights
 
@@ -204,17 +207,17 @@ def layout(prefix, is_visual, branches, config, max_tokens=math.inf):
     until = [0] * start  # set below
     annotation = [0] * start
     for number, branch in enumerate(kept):
-        ids, of_ids = weigh(branch, len(kept), config)
+        ids, id_weights = weigh(branch, len(kept), config)
         if number == 0:
             # The last token of the prefix comes before the first token of every branch, but it can
             # have one target only. So in a tree this target has no loss. Nothing is missed,
             # because a branch begins with a question, which has no loss anyway. Plain text without
             # a question has loss from its first token on, if it is the only branch.
             targets[-1] = ids[0]
-            weights[-1] = of_ids[0] if len(kept) == 1 else 0.0
+            weights[-1] = id_weights[0] if len(kept) == 1 else 0.0
         tokens += ids[:-1]
         targets += ids[1:]
-        weights += of_ids[1:]
+        weights += id_weights[1:]
         n = len(ids) - 1
         pos += range(start, start + n)
         until += [len(tokens)] * n  # later branches cannot attend to this one
@@ -275,7 +278,7 @@ def build_tree(record, info, tokenizer, config, vision_config, seed, epoch):
             n_over_max_points += 1
             continue
         weight = record["weight"] * a["weight"]
-        kinds = [kind for kind, _ in kinds_and_weights(a)]
+        kinds = [kind for kind, _ in kinds_and_weights(a)]  # one for each turn
         segments = segments_of(a, record, info, tokenizer, config, rng)
         branches.append(Branch(segments, a["type"], weight, info.times is not None, i + 1, kinds))
     example = layout(prefix, is_visual, branches, config, config.max_tokens)

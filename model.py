@@ -12,20 +12,21 @@ families of decoders:
     olmo (o7b)      x + norm(attn(x)),  x + norm(mlp(x))    q, k normalised over all heads together;
                                                             YaRN on some layers
 
-What is special here, and what people get wrong:
+What is special here, and easily done wrong:
 
     input       Pooled features are added to the embedding of <im_patch>. They do not replace it.
     attention   Visual tokens of an example attend to each other in both directions, also those of
-                different frames. No layer has a sliding window, although the base model OLMo-3 has.
-    position    One number per token, also for visual tokens. RoPE rotates dimensions i and i + D/2
-                as one pair.
-    tokens      Special tokens have embeddings of their own (`extra`) and no row in the head, so
-                they are never generated.
-    loss        One value per token, never a mean: train.py divides once. The head runs in chunks,
-                only where there is loss, so logits (B,T,V) never exist in training.
+                different frames. Branches do not attend to each other.
+    position    Each branch continues the RoPE positions of the prefix, so they repeat in a row. The
+                mask compares positions in the row instead.
+    tokens      Tokens that Molmo2 adds, such as <im_patch>, have embeddings of their own (`extra`)
+                and no row in the head, so they are never generated.
+    loss        Targets are the next tokens already; the model shifts nothing. There is one value
+                per token and no mean: train.py divides once. Logits exist in chunks only.
 
-This file does not depend on records, tokenizers, caches or ranks. A KV cache and context
-parallelism replace two functions of the model from outside: `attend` and `route`.
+This file does not depend on records, tokenizers, caches or ranks. Context parallelism replaces two
+functions of the model from outside, `attend` and `route`. A KV cache gives `transformer` an attend
+function for each block.
 """
 
 import math
@@ -67,7 +68,7 @@ class ModelConfig:
     rope_theta: float = 1e6          # base of the rotary embedding
     yarn: YarnConfig = YarnConfig()
     eps: float = 1e-6                # epsilon of the RMSNorms
-    init_std: float = 0.02           # standard deviation of new weights; 0: 1/sqrt(fan in)
+    init_std: float = 0.02           # of new weights; 0: 1/sqrt(fan in), and 1 for embeddings
     vision: VisionConfig = VisionConfig()
 
 
@@ -187,7 +188,7 @@ class Block(nn.Module):
 
     recompute: backward computes the two parts again. Attention, the most expensive function of a
     long row, runs once. For backward the block then keeps x, and also q, k, v and the output of
-    attention, which take 20.5 KiB per token of the 4B.
+    attention, which take 20.5 KiB per token of the 4B (28 KiB if attention.py reorders the row).
     """
 
     def __init__(self, config):
@@ -226,9 +227,9 @@ def no_dropout(x):
 def dropout(residual, response, has_loss):
     """-> the dropout of a sub-layer's output, before it is added to x (docs/molmo2.md 7.4).
 
-    The probability is `residual` at every position (stages 2 and 3), and `response` where the
-    target has loss (stage 1: "response dropout", against overfitting to captions). There the
-    larger of the two applies. has_loss: (B,T) bool.
+    The probability is `residual`. Where the target has loss, it is `response` if that is larger.
+    Stage 1 uses `response` against overfitting to captions, stages 2 and 3 use `residual`.
+    has_loss: (B,T) bool.
     """
     if residual == response == 0:
         return no_dropout
@@ -268,13 +269,13 @@ class Molmo2(nn.Module):
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
         self.norm = RMSNorm(config.n_embd, config.eps)
         self.head = None if config.tied else nn.Linear(config.n_embd, config.n_vocab, bias=False)
-        # Two functions that others replace: parallel.share_rows does with both, the attention maps
-        # of tools.play with `attend`. `route` sends features to the rank that has their tokens.
+        # Two functions that parallel.share_rows replaces. `route` sends features to the rank that
+        # has their tokens.
         self.attend = attention.attend
         self.route = lambda image_features, batch: image_features
         # apply_recipe in training/setup.py sets these three
         self.residual_dropout = self.response_dropout = 0.0
-        self.recompute = 0.0
+        self.recompute = 0.0  # share of the blocks that backward computes again; 2: n_recomputed
         # Positions whose logits exist at once. 1,024 times the vocabulary of Qwen in float32 are
         # 0.6 GiB; a row of stage 2 with loss on all of its 16,384 tokens would need 9.3 GiB.
         self.nll_chunk = 1024
@@ -320,20 +321,20 @@ class Molmo2(nn.Module):
         yarn = None
         if config.yarn.layers:
             yarn = rope_table(pos, *rope_frequencies(config, True, pos.device))
-        # how many blocks of the decoder backward computes again, after those of the ViT
-        n = self.n_recomputed() - len(self.vision.vit.blocks)
+        # In backward, the first n_decoder blocks of the decoder are computed again.
+        n_decoder = self.n_recomputed() - len(self.vision.vit.blocks)
         for i, block in enumerate(self.blocks):
             rope = yarn if i in config.yarn.layers else plain
             inputs = x, rope, mask, attends[i] if attends else self.attend, drop
-            if i < n and self.recompute > 1:
+            if i < n_decoder and self.recompute > 1:
                 x = recomputed(block, *inputs, preserve_rng_state=drop is not no_dropout)
             else:
-                x = block(*inputs, i < n)
+                x = block(*inputs, i < n_decoder)
         return self.norm(x)
 
     def n_recomputed(self):
-        """How many blocks, first of the ViT and then of the decoder, backward computes again. They
-        are the first ones, because backward reaches them after it has freed the last ones.
+        """The number of blocks that are computed again in backward: first those of the ViT, then of
+        the decoder. Backward reaches the first blocks last, when the others are freed.
 
         `recompute` is their share. 2 means all blocks, and in the decoder attention, too, which
         takes the least memory.

@@ -80,10 +80,10 @@ MAX_WAIT = 64  # after so many packs, a waiting example begins the next pack
 class Planner:
     """Iterates over packs: lists of Items whose tokens and crops fit into a row.
 
-    sizes: a sequence of (tokens, crops), or an endless function i -> (tokens, crops). Examples
-    whose size is None, or that are larger than a row, are skipped. A pack begins with an anchor:
-    the largest example of the pool, or the oldest one if it has waited for MAX_WAIT packs. Then
-    best_subset chooses the examples that fill the rest of the row best.
+    sizes: a sequence of (tokens, crops), or an endless function i -> (tokens, crops). An example is
+    skipped if its size is None, or larger than a row. A pack begins with an anchor: the largest
+    example of the pool, or the oldest one if it has waited for MAX_WAIT packs. Then best_subset
+    chooses the examples that fill the rest of the row best.
     """
 
     def __init__(self, sizes, max_tokens, max_crops, pool_size=48):
@@ -135,15 +135,15 @@ class Planner:
             anchor = oldest
         largest_first.remove(anchor)
         # If the crops of the pool need more rows than its tokens do, they decide how many rows
-        # there will be. Then a good row is one that is full of crops. `weight`, the worth of crops
+        # there will be. Then a good row is one that is full of crops. The worth of crops
         # against tokens, is a soft switch: nearly 1 if crops decide, nearly 0 if tokens do.
         rows_for_tokens = sum(e.tokens for e in self.pool) / T
         rows_for_crops = sum(e.crops for e in self.pool) / C
-        of_tokens = rows_for_tokens**16
-        of_crops = rows_for_crops**16
-        weight = of_crops / (of_tokens + of_crops + 1e-300)
-        per_token = (1 - weight) / T
-        per_crop = weight / C
+        token_power = rows_for_tokens**16
+        crop_power = rows_for_crops**16
+        crop_worth = crop_power / (token_power + crop_power + 1e-300)  # 1e-300: never 0 / 0
+        per_token = (1 - crop_worth) / T
+        per_crop = crop_worth / C
         free_tokens = T - anchor.tokens
         free_crops = self.max_crops - anchor.crops
         bin_size = math.ceil(T / N_BINS)
@@ -186,7 +186,7 @@ def best_subset(items, tokens, crops, bin_size, per_token, per_crop):
     n_bins = tokens // bin_size + 1  # sums of 0, 1, 2 .. bins
     line = math.ceil(n_bins / 8) * 8  # bits of a line, rounded up to whole bytes
     all_bits = ones(line * (crops + 1))
-    line_starts = all_bits // ones(line)  # an integer with a one at the start of every line
+    line_starts = all_bits // ones(line)  # a one at the start of every line: 111111 // 11 = 10101
     sums = [1]  # sums[k]: what the first k items reach; at first only the empty sum, bit 0
     shifts = []  # of each item, in bits
     for e in items:
@@ -206,8 +206,8 @@ def best_subset(items, tokens, crops, bin_size, per_token, per_crop):
     n_bytes = line // 8
     table = sums[-1].to_bytes(n_bytes * (crops + 1), "little")
     for c in range(crops + 1):
-        of_line = table[c * n_bytes : (c + 1) * n_bytes]
-        bins = int.from_bytes(of_line, "little").bit_length() - 1  # the most tokens with c crops
+        line_sums = table[c * n_bytes : (c + 1) * n_bytes]
+        bins = int.from_bytes(line_sums, "little").bit_length() - 1  # the most tokens with c crops
         worth = c * per_crop + bins * bin_size * per_token
         if bins >= 0 and worth > best:
             best = worth
@@ -225,7 +225,7 @@ def items_of_sum(items, shifts, sums, bit):
     chosen = []
     rest = []
     for k in reversed(range(len(items))):
-        if sums[k] >> bit & 1:
+        if (sums[k] >> bit) & 1:  # the items before k reach the sum, too
             rest.append(items[k])
         else:
             chosen.append(items[k])
@@ -296,8 +296,8 @@ def balance_packs(packs, n_ranks):
         load = np.stack([crops, attention], 1)  # (n_ranks,2)
         # packs of the ranks with the most crops or the most attention
         slowest = np.flatnonzero(np.isin(rank_of, load.argmax(0)))
-        # Exchange pack a of a rank with load x for pack b of a rank with load y: the loads become
-        # x + more and y - more, and the squares grow by 2 * more * (x - y + more). All are (m,n,2).
+        # Exchange pack a, one of m of the slowest ranks, for any pack b. The loads x and y of their
+        # ranks become x + more, y - more; squares grow by 2 more (x - y + more). All are (m,n,2).
         more = share[None] - share[slowest, None]
         difference = load[rank_of[slowest]][:, None] - load[rank_of][None]
         change = (more * (difference + more)).sum(2)

@@ -12,14 +12,15 @@ exchange heads for tokens (Ulysses, arXiv 2309.14509), or gather keys and values
 neighbours exchange heads, and groups of neighbours gather.
 
     rank      0           1           2           3           cp = 4, a row of 16 tokens, 8 heads
+
+    Ulysses: all-to-all of q, k, v
     tokens    0..3        4..7        8..11       12..15      everywhere except in attention:
     heads     all         all         all         all         some tokens, all heads
-              ------------- all-to-all of q, k, v -------------
     tokens    0..15       0..15       0..15       0..15       in attention: all tokens, some heads;
     heads     0 1         2 3         4 5         6 7         `attend` and the mask do not change
 
-              ------------- or: all-gather of k, v -------------
-    queries   0 1 8 9     2 3 10 11   4 5 12 13   6 7 14 15   all heads; blocks are distributed
+    or all-gather of k, v
+    tokens    0 1 8 9     2 3 10 11   4 5 12 13   6 7 14 15   everywhere; blocks of tokens are given
     keys      0..15       0..15       0..15       0..15       round-robin (drawn: 2 tokens, not 128)
 
 With 8 ranks, the 4B and a row of stage 3, a rank receives 79 MiB in the forward pass of a layer
@@ -236,7 +237,7 @@ def cut_for_rank(batch, rank, cp, cp_heads=0):
     """The Batch of whole rows, with the crops of one rank -> the part of this rank of the group.
 
     It has the rank's tokens, and the windows of the rank's crops. visible_until and bidir stay
-    whole, since attention has all keys. A rank without crops has one blank crop and two empty
+    whole, since attention has all keys. A rank without crops has blank crops and two empty
     windows: all ranks must run the same collectives, or the others would wait for ever. One window
     would not do, because torch.compile makes a size of 1 a constant.
     """
@@ -246,13 +247,14 @@ def cut_for_rank(batch, rank, cp, cp_heads=0):
     assert T % cp == 0, f"{T} tokens cannot be divided evenly among {cp} ranks"
     cp_heads = cp_heads or cp
     n_groups = cp // cp_heads
-    of_groups = distribute(T, n_groups)
-    positions = of_groups.view(cp, -1)  # of each rank; neighbours divide the tokens of a group
+    group_positions = distribute(T, n_groups)
+    # of each rank; neighbours divide the tokens of a group
+    positions = group_positions.view(cp, -1)
     sends, destination = route_visual_tokens(batch, positions)
     # Both ranks of an exchange compute the same lists, so no message has to say which visual token
     # it contains. This rank sends in the order of destinations, and receives in order of senders.
     sent = sends[rank]
-    received = [of_sender[rank] for of_sender in sends]
+    received = [tokens[rank] for tokens in sends]
     crops = np.flatnonzero(batch.cp_rank.numpy() == rank)
     source = batch.pool_src.numpy()[np.concatenate(sent)]
     source = renumber_crops(source, crops, batch.images.shape[1])
@@ -263,7 +265,7 @@ def cut_for_rank(batch, rank, cp, cp_heads=0):
     n_received = [len(tokens) for tokens in received]
     queries = None
     if n_groups > 1:
-        queries = of_groups[rank // cp_heads]
+        queries = group_positions[rank // cp_heads]
     # `labelled` is not listed: `replace` below calls __post_init__, which finds it from weights
     fields = {name: getattr(batch, name)[:, positions[rank]]
               for name in ("tokens", "targets", "weights", "pos", "example", "annotation")}
@@ -311,8 +313,8 @@ def renumber_crops(source, crops, n_patch):
 
 def parallelize(model, mesh, shard=0, dtype=torch.float32):
     """Distributes attention and vision over this mesh, then shards the weights over all ranks
-    (FSDP2). With `shard`, each group of so many neighbours has all weights (HSDP). Then weights
-    are gathered inside a node.
+    (FSDP2). With `shard`, each group of so many neighbours has all weights together, a part on
+    each rank (HSDP). Then weights are gathered inside a node.
 
     Weights, gradients and sums of gradients are float32, as in one process. The blocks of the
     decoder are gathered in dtype, since autocast computes in it anyway: half the bytes are sent.
@@ -340,8 +342,9 @@ def parallelize(model, mesh, shard=0, dtype=torch.float32):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)  # gloo has no reduction that also scales
     if embedding and not model.embedding.weight.requires_grad:
-        # Otherwise FSDP would gather the frozen embedding here, which backward does not need. A
-        # block that is told to prefetch itself prefetches nothing, since it is gathered already.
+        # In the backward pass of the first block, FSDP would gather the next unit, the frozen
+        # embedding, which backward does not need. A block that is told to prefetch itself
+        # prefetches nothing, since it is gathered already.
         vit_blocks[0].set_modules_to_backward_prefetch([vit_blocks[0]])
     return model
 

@@ -177,8 +177,9 @@ def step_once(run, model, groups, optimizer, objective, step, steps, stop):
     """One step as the paper describes it -> its StepPlan, StepStats of all ranks, {group: gradient
     norm}.
 
-    steps: an Ahead over steps_with_batches. stop: a Stop, which the sum over all ranks includes,
-    because all ranks must stop after the same step.
+    objective: forward_backward, or another function with its arguments. steps: an Ahead, which
+    yields for each step the plan of its packs and its micro-batches. stop: a Stop, which the sum
+    over all ranks includes, because all ranks must stop after the same step.
     """
     config = run.config
     plan, micro_batches = next(steps)
@@ -196,6 +197,7 @@ def step_once(run, model, groups, optimizer, objective, step, steps, stop):
         stats.add(rows, batch, objective(run, model, batch))
     # While the GPU computes, the CPU plans the next step and makes its first Batch.
     steps.fetch()
+    # sets loss, weight, squares and stop of stats: sums over all ranks
     stats.all_reduce(stop.requested, square_gradients(run, groups))
     norms = divide_and_clip(run, groups, stats.squares, stats.weight)
     # An update with NaN would ruin every weight. All ranks have the same sums, so all stop.
@@ -307,7 +309,7 @@ def dropout_seed(seed, step, rank):
     draw different dropout."""
     text = f"{seed} {step} {rank}"
     digest = hashlib.sha256(text.encode()).digest()
-    return int.from_bytes(digest[:7], "big")
+    return int.from_bytes(digest[:7], "big")  # of 56 bits, because torch takes less than 64
 
 
 # --------------------------------------------------------------------------------------------------
@@ -351,7 +353,7 @@ def main(argv=None, open_objective=None, make_batch=batch_of):
             generated = world.mixture(config.seed, config.stage)  # used without --data
             run, model = start_run(args, config, generated)
             objective = open_objective(run) if open_objective else forward_backward
-            head = make_head(run, args, model)
+            first_line = make_head(run, args, model)  # of the log
             place(run, model)
             groups, optimizer = build_optimizer(run, model)
             # before any weight is read, so that a lack of memory ends the run at once
@@ -359,7 +361,7 @@ def main(argv=None, open_objective=None, make_batch=batch_of):
                 compute = partial(objective, run, model)
                 dry_run_largest_batch(run, groups, make_batch, compute)
             fill_weights(run, model, optimizer)
-            log = RunLog(run, head)
+            log = RunLog(run, first_line)
             if run.ranks.first and 0 < run.resume_from.step < run.config.steps:
                 warn(describe_jump(run, learning_rates(run.config, run.resume_from.step)))
             steps = Ahead(steps_with_batches(run, make_batch))

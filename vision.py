@@ -82,7 +82,8 @@ def tiling(h, w, max_crops, config=RELEASED):
     candidates = [(rows, n // rows) for n in range(1, max_crops + 1)
                   for rows in range(1, n + 1) if n % rows == 0]
     overlap = config.crop - config.stride
-    # n crops cover n * stride + overlap pixels: the strides cover an image without the overlap
+    # n crops cover n * stride + overlap pixels, so n * stride is compared with the image's pixels
+    # minus the overlap
     size = np.array([max(h - overlap, 1), max(w - overlap, 1)], dtype=np.float32)
     scale = (np.array(candidates, dtype=np.float32) * config.stride / size).min(axis=1)
     if (scale < 1).all():
@@ -222,9 +223,9 @@ def track_times(duration, max_frames, rates):
     """Times of the frames of a video with tracks, in seconds (docs/molmo2.md 3.1).
 
     Every 1/fps seconds, without the last instant. fps is the highest of the increasing frame rates
-    `rates` with which max_frames cover the video, or the lowest if none of them does.
+    `rates` with which max_frames cover the video, or the lowest if none of them does. They are
+    multiples of the frame rate of the annotations, so that frames have annotated points.
     """
-    # multiples of the frame rate of the annotations, so that frames have annotated points
     fps = rates[0]
     for rate in rates[1:]:
         if max_frames / rate < duration:
@@ -313,7 +314,7 @@ class Pool(nn.Module):
         valid = pool_src >= 0
         # An index must not be -1, so another patch of the same window stands for a missing one.
         # If patch 0 stood for all, a GPU would add thousands of its gradients one after the other.
-        # A batch without images has one window without any patch (packing.Crops.arrays): index 0.
+        # A batch without images has windows without any patch (packing.Crops.arrays): index 0.
         stand_in = pool_src.amax(1, keepdim=True).clamp(min=0)
         source = pool_src.where(valid, stand_in)
         window = features.flatten(0, 1)[source]  # (M,K,2E)
@@ -351,8 +352,8 @@ class SwiGLU(nn.Module):
 class Vision(nn.Module):
     """images (N,P,F) uint8, pool_src (M,K) -> (M,C), zero for empty windows (all entries -1).
 
-    n_recomputed: how many of the first blocks of the ViT backward computes again. If there are any,
-    it computes the pooling and the projector again, too.
+    n_recomputed: the first n blocks of the ViT are computed again in backward. If there are any,
+    the pooling and the projector are computed again, too.
     """
 
     def __init__(self, config, n_hidden, n_out):

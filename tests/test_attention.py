@@ -408,7 +408,7 @@ def test_few_blocks_are_allowed_in_part_if_visual_tokens_come_first(tokens, coun
 def test_flex_attention_equals_the_formula_and_is_compiled_once():
     """Forward only: FlexAttention has no backward on a CPU. tests/test_cuda.py tests both."""
     rng = random.Random(0)
-    attend = torch.compiler.disable(attention.attend)    # as a compiled model calls it
+    attend = torch.compiler.disable(attention.attend)    # FlexAttention is compiled by itself
     before = counters["stats"]["unique_graphs"]
     for _ in range(PACKS):
         until, bidir, allowed = pack(rng, 1, 300)

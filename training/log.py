@@ -93,8 +93,8 @@ class StepStats:
 
     def all_reduce(self, stop, squares):
         """Sums over all ranks, with one collective. stop: must this rank stop? squares: {group: sum
-        of the squared gradients of this rank}. Sets counts, total_weight, loss, nll_by_source,
-        unreadable, squares, and stop: must one of the ranks stop?"""
+        of the squared gradients of this rank}. Sets counts, total_weight, weight, loss,
+        nll_by_source, unreadable, squares, and stop: must one of the ranks stop?"""
         for examples, sums in self.losses:
             *sums, of_padding = sums.tolist()
             if not math.isfinite(sum(sums) + of_padding):

@@ -245,7 +245,8 @@ def bench_case(name, ours, reference, args):
         tokens = sum(len(example.tokens) for batch in batches for example in batch)
         found[side] = {"seconds": seconds, "tokens": tokens, "tokens_per_second": tokens / seconds,
                        "annotations_per_second": sum(map(len, case.batches)) / seconds}
-    print_table(f"\n{name}", found)
+    print()
+    print_table(name, found)
     found["ratio"] = spread([r["reference"].seconds / r["ours"].seconds for r in rounds])
     print(f"time of reference / ours: {show(found['ratio'])}", flush=True)
     return found
