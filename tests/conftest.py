@@ -6,6 +6,7 @@ has one thread. The variables are set before torch is imported. Child processes 
 """
 
 import os
+import signal
 import sys
 
 import pytest
@@ -24,6 +25,14 @@ def _command_name(monkeypatch, request):
     is_tool = request.path.is_relative_to(request.config.rootpath / "tests" / "tools")
     name = f"tools.{module}" if is_tool else "train.py"
     monkeypatch.setattr(sys, "argv", [name])
+
+
+@pytest.fixture(autouse=True)
+def _ctrl_c():
+    """A command that was ended by Ctrl-C ignores further signals, but the tests do not."""
+    handler = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, handler)
 
 
 def pytest_runtest_setup(item):

@@ -5,6 +5,7 @@ import errno
 import functools
 import json
 import os
+import signal
 import sys
 from contextlib import contextmanager
 from pathlib import Path
@@ -136,6 +137,8 @@ def report_errors(main):
             is_full = getattr(error, "errno", 0) in FULL
             sys.exit(1 if is_full or isinstance(error, FAILED) else 2)
         except KeyboardInterrupt:
+            # a second Ctrl-C would interrupt the functions that Python calls at its end
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
             sys.exit(130)
 
     return run

@@ -4,6 +4,7 @@ mistake, it prints one sentence and exits with status 2."""
 import errno
 import re
 import runpy
+import signal
 import sys
 from pathlib import Path
 
@@ -104,4 +105,5 @@ def test_the_status_tells_what_ended_a_command(capsys, error, status):
     with pytest.raises(SystemExit) as ended:
         main([])
     assert ended.value.code == status
+    assert (signal.getsignal(signal.SIGINT) is signal.SIG_IGN) == (status == 130)
     assert len(capsys.readouterr().err.splitlines()) == (status != 130)
