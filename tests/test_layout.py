@@ -47,10 +47,10 @@ CEILINGS = {
     "the seven modules, tokens per statement": 12.2,
     "imported by train.py, without evaluation/ and toy/": 53_410,
     "the same, in files": 42,
-    "all Python but tests": 156_160,
-    "tools/": 64_040,
+    "all Python but tests": 156_170,
+    "tools/": 64_050,
     "tools/bench/": 11_720,
-    "tools/convert/, tools/prepare/ and tools/benchmarks.py": 31_130,
+    "tools/convert/, tools/prepare/ and tools/benchmarks.py": 31_140,
     "tests/": 203_540,
 }
 

@@ -38,9 +38,12 @@ def whole(number):
 
 
 def size_of(width, height):
-    """[width, height] in pixels; None if one of them is unknown."""
-    is_known = min(number_of(width) or 0, number_of(height) or 0) >= 1
-    return [int(width), int(height)] if is_known else None
+    """[width, height] in pixels; None if both are missing or 0. Unreadable if they are no size."""
+    if not width and not height:
+        return None
+    skip_unless(min(number_of(width) or 0, number_of(height) or 0) >= 1, "wrong size",
+                f"{short(width)} x {short(height)} is not the size of an image")
+    return [int(width), int(height)]
 
 
 def xy_points(cell):

@@ -110,7 +110,7 @@ TABLE = [
      [image(box("cup", (1, 2, 4, 6)), path=FIRST)], {"a crowd": 1, "wrong record": 1}),
     (coco((3, 1, [1, 2, 3, 4]), (4, 1, [1, 2, 3, 4]), (5, 1, [1, 2, 3, 4]), images=[
         IMAGES[0], {"id": 4, "file_name": "b.jpg", "width": 10 ** 400, "height": 48}]),
-     [image(box("cup", (1, 2, 4, 6)), path=FIRST)], {"no size": 1, "wrong record": 1}),
+     [image(box("cup", (1, 2, 4, 6)), path=FIRST)], {"wrong size": 1, "wrong record": 1}),
     (coco((3, 1, [700, 1, 2, 2]), (3, 2, [1, 2, 3, 4]), (1, 1, [1, 2]), (1, 2, [1, 2, 3, 4])),
      [image(box("person", (1, 2, 4, 6)), path=path) for path in (FIRST, SECOND)],
      {"a box without an area": 1, "wrong numbers": 1}),
@@ -163,7 +163,7 @@ TABLE = [
          {"x": 5, "y": 6}, {"x": 15.5, "y": 21}, {"x": 45, "y": 7}]},
             path=LABELME[0]["image"])], {}),
     ({**labelme(shape("rectangle", "cup", [1, 2], [3, 4]), imageWidth=None),
-      "f/b.json": {"imagePath": "b.jpg", "shapes": []}}, [], {"no size": 1, "no annotation": 1}),
+      "f/b.json": {"imagePath": "b.jpg", "shapes": []}}, [], {"wrong size": 1, "no annotation": 1}),
     # YOLO: the names of classes as a list, a map, and without YAML; boxes and polygons
     *(pytest.param(yolo(YAML.format(names), *LINES), EYES, {}, marks=PYYAML) for names in (
         '  "0": eye  # left\n  1: big cup', '- "\\x65ye"\n- big cup', "  [eye, big cup]  # two")),
