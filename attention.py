@@ -3,7 +3,7 @@
 in    two integers per token: visible_until and bidir, (B,T) int32
 out   which query may attend to which key, (B,T,T) bool, and attention with this mask on (B,T,H,D)
 
-    allow(q, k) = k <= q < visible_until[k]   or   bidir[q] == bidir[k] != 0
+    rule(q, k) = k <= q < visible_until[k]   or   bidir[q] == bidir[k] != 0
 
     position       0  1  2  3  4  5  6  7  8  9 10 11 12 13 14
     tokens         b  I  I  I  Q  A  q  a  b  I  I  t  t  .  .   I visual; QA and qa are branches

@@ -119,13 +119,14 @@ def rope_frequencies(config, yarn=False, device="cpu"):
         return freq.to(device), 1.0
     y = config.yarn
 
-    # the dimension that makes `rotations` full turns in original_max tokens, from freq above
-    def dimension_of(rotations):
+    # The number of the pair of dimensions that makes `rotations` full turns in original_max tokens,
+    # as a fraction. It follows from freq above.
+    def pair_of(rotations):
         return D * math.log(y.original_max / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
-    low = max(math.floor(dimension_of(y.beta_fast)), 0)
+    low = max(math.floor(pair_of(y.beta_fast)), 0)
     # D - 1 as in transformers, although there are only D/2 pairs
-    high = min(math.ceil(dimension_of(y.beta_slow)), D - 1)
+    high = min(math.ceil(pair_of(y.beta_slow)), D - 1)
     ramp = (torch.arange(D // 2, dtype=torch.float32) - low) / max(high - low, 0.001)
     stretch = ramp.clamp(0, 1)  # 0: keep the frequency, 1: divide it by the factor
     return (freq / y.factor * stretch + freq * (1 - stretch)).to(device), y.attention_factor

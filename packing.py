@@ -135,8 +135,8 @@ class Planner:
             anchor = oldest
         largest_first.remove(anchor)
         # If the crops of the pool need more rows than its tokens do, they decide how many rows
-        # there will be. Then a good row is one that is full of crops. The worth of crops
-        # against tokens, is a soft switch: nearly 1 if crops decide, nearly 0 if tokens do.
+        # there will be. Then a good row is one that is full of crops. crop_worth is a soft
+        # switch: nearly 1 if crops decide, nearly 0 if tokens do.
         rows_for_tokens = sum(e.tokens for e in self.pool) / T
         rows_for_crops = sum(e.crops for e in self.pool) / C
         token_power = rows_for_tokens**16
@@ -307,10 +307,10 @@ def balance_packs(packs, n_ranks):
         a = slowest[i]
         rank_of[a], rank_of[b] = rank_of[b], rank_of[a]
     # heaviest first on every rank, so that packs which run at the same time are about equal
-    of_ranks = [[] for _ in range(n_ranks)]
+    packs_of = [[] for _ in range(n_ranks)]
     for k in order.tolist():
-        of_ranks[rank_of[k]].append(k)
-    return of_ranks
+        packs_of[rank_of[k]].append(k)
+    return packs_of
 
 
 # --------------------------------------------------------------------------------------------------

@@ -62,9 +62,9 @@ def make_mesh(cp, device="cpu", cp_heads=0):
     dp = dist.get_world_size() // cp
     shape = (dp, cp // cp_heads, cp_heads)
     grid = init_device_mesh(device, shape, mesh_dim_names=("dp", "gather", "heads"))
-    of_rows = grid["gather", "heads"]._flatten("cp")
+    cp_mesh = grid["gather", "heads"]._flatten("cp")
     world = grid._flatten("world")
-    return Mesh(grid["dp"], grid["gather"], grid["heads"], of_rows, world)
+    return Mesh(grid["dp"], grid["gather"], grid["heads"], cp_mesh, world)
 
 
 # --------------------------------------------------------------------------------------------------

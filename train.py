@@ -248,7 +248,11 @@ def train(run, model, groups, optimizer, objective, steps, log, report, eval_eve
 
 
 class Stop:
-    """Notes SIGTERM during a step, so that the run stops when the step is complete and saved."""
+    """Notes SIGTERM, so that the run stops when the step is complete and saved.
+
+    The handler of SIGTERM is `request` during the steps. While the run starts, evaluates and
+    finishes, it is stop_at_once.
+    """
     requested = False
 
     def request(self, *_):
