@@ -54,11 +54,7 @@ from training.log import (
     make_line,
     stop_nonfinite,
 )
-from training.setup import (
-    dry_run_largest_batch,
-    fill_weights,
-    start_run,
-)
+from training.setup import dry_run_largest_batch, fill_weights, start_run
 from weights import files
 
 # --------------------------------------------------------------------------------------------------
@@ -248,11 +244,8 @@ def train(run, model, groups, optimizer, objective, steps, log, report, eval_eve
 
 
 class Stop:
-    """Notes SIGTERM, so that the run stops when the step is complete and saved.
-
-    The handler of SIGTERM is `request` during the steps. While the run starts, evaluates and
-    finishes, it is stop_at_once.
-    """
+    """Notes SIGTERM during the steps, so that the run stops when the step is complete and saved.
+    While the run starts, evaluates and finishes, stop_at_once handles SIGTERM."""
     requested = False
 
     def request(self, *_):
