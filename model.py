@@ -119,8 +119,7 @@ def rope_frequencies(config, yarn=False, device="cpu"):
         return freq.to(device), 1.0
     y = config.yarn
 
-    # The number of the pair of dimensions that makes `rotations` full turns in original_max tokens,
-    # as a fraction. It follows from freq above.
+    # number of the pair of dimensions that makes `rotations` full turns in original_max tokens
     def pair_of(rotations):
         return D * math.log(y.original_max / (rotations * 2 * math.pi)) / (2 * math.log(theta))
 
