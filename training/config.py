@@ -130,8 +130,8 @@ REPLACED = {
     "--lr": "each part has its own: --lr.llm, --lr.connector and --lr.vit",
     "--learning-rate": "each part has its own: --lr.llm, --lr.connector and --lr.vit",
     "--beta": "python -m examples.preferences trains on preference pairs",
-    "--activation-checkpointing": "use --recompute=1 for true, --recompute=0 for false",
-    "--uncheckpointed-blocks": "--recompute=0.7 computes the first 70 % of all blocks again",
+    "--activation-checkpointing": "use --recompute 1 for true, --recompute 0 for false",
+    "--uncheckpointed-blocks": "--recompute 0.7 computes the first 70 % of all blocks again",
 }
 FIELDS = field_values(Config())
 del FIELDS["stage"], FIELDS["preset"]  # make_parser adds these flags by itself
@@ -332,7 +332,7 @@ def check(args, config):
         (layers - {*LAYERS} or (config.lora.rank and not ("llm" in groups and layers)),
          f"--lora needs llm in --train, and in --lora.layers some of {', '.join(LAYERS)}"),
         (config.lora.rank and not args.fields.get("freeze_embedding", True),
-         "--lora does not train the embedding; remove --freeze-embedding=false"),
+         "--lora does not train the embedding; remove --freeze-embedding false"),
         (args.eval_every < 0, f"--eval-every {args.eval_every}: must be at least 0"),
         (args.finish_at < 0, f"--finish-at {args.finish_at}: must be at least 0"),
         (args.eval_every and args.data and not args.eval,
