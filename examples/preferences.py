@@ -136,7 +136,7 @@ def main(argv=None):
                         "keeps the model closer to the model of --init (default 0.1)")
     args, flags = parser.parse_known_args(argv)
     # dropout would make a difference between the model and the reference, even before training
-    flags += ["--residual_dropout=0", "--response_dropout=0"]
+    flags += ["--residual-dropout=0", "--response-dropout=0"]
     train.main(flags, partial(open_objective, args.beta), batch_of)
 
 

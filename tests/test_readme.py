@@ -238,7 +238,7 @@ def test_commands_parse(command):
         assert start, f"no module {words[2]}"
         source = "\n".join(SOURCES[path] for path in reached(start))
         for flag in (word.split("=")[0] for word in words if word.startswith("--")):
-            in_config = f"--{flag[2:].replace('-', '_')}" in FLAGS_OF_TRAINING
+            in_config = f"--{config.spell_flag(flag[2:])}" in FLAGS_OF_TRAINING
             in_source = f'"{flag}"' in source or f'"{flag.replace("--no-", "--")}"' in source
             assert in_config or in_source, f"{words[2]} has no flag {flag}"
 

@@ -99,7 +99,7 @@ LONG_METRICS = ("long.qa_accuracy", "long.count_accuracy", "long.caption_recall"
                 "long.video_point_f1", "qa_accuracy")
 CHOICES = {
     # with packing, and with trees, a step trains on more annotations
-    "packing": Choice("images", IMAGE_METRICS, flags=("--pool_size=1",)),
+    "packing": Choice("images", IMAGE_METRICS, flags=("--pool-size=1",)),
     "trees": Choice("images", IMAGE_METRICS, remove=remove_trees),
     "bidirectional": Choice("images", IMAGE_METRICS, remove=remove_bidirectional),
     "attentional-pooling": Choice("images", IMAGE_METRICS, remove=remove_attentional_pooling),
@@ -137,7 +137,7 @@ def make_run(args, family, name, seed):
     flags = [
         "--stage", str(STAGES[family]), "--tiny", "--seed", str(seed),
         "--steps", str(args.steps), "--save-every", "0", "--workers", "0",
-        "--eval_images", str(args.images), "--device", "cpu",
+        "--eval-images", str(args.images), "--device", "cpu",
     ]
     if family in STARTS:
         flags += ["--init", str(run_path(args, STARTS[family], "all", seed))]

@@ -183,7 +183,7 @@ def make_model(config, gpus, dtype, mode):
         return model, {}
     # FSDP gathers into a buffer as large as the largest unit, the head (if tied: the embedding).
     # NCCL has one communicator for all ranks or for the ranks of a shard, one for the copies of a
-    # shard, and one for the ranks that share a row. A rank has two more if --cp_heads makes groups:
+    # shard, and one for the ranks that share a row. A rank has two more if --cp-heads makes groups:
     # one to exchange heads, and one to gather k and v.
     communicators = 1 + (config.shard not in (0, gpus)) + (config.cp > 1)
     communicators += 2 * (1 < config.cp_heads < config.cp)

@@ -128,10 +128,10 @@ def field_values(config, prefix=""):
 # {flag of an earlier version or of other trainers: what to do}
 REPLACED = {
     "--lr": "each part has its own: --lr.llm, --lr.connector and --lr.vit",
-    "--learning_rate": "each part has its own: --lr.llm, --lr.connector and --lr.vit",
+    "--learning-rate": "each part has its own: --lr.llm, --lr.connector and --lr.vit",
     "--beta": "python -m examples.preferences trains on preference pairs",
-    "--activation_checkpointing": "use --recompute=1 for true, --recompute=0 for false",
-    "--uncheckpointed_blocks": "--recompute=0.7 computes the first 70 % of all blocks again",
+    "--activation-checkpointing": "use --recompute 1 for true, --recompute 0 for false",
+    "--uncheckpointed-blocks": "--recompute 0.7 computes the first 70 % of all blocks again",
 }
 FIELDS = field_values(Config())
 del FIELDS["stage"], FIELDS["preset"]  # make_parser adds these flags by itself
@@ -143,6 +143,14 @@ def override(config, name, value):
     if rest:
         value = override(getattr(config, head), rest, value)
     return replace(config, **{head: value})
+
+
+def spell_flag(key):
+    """-> a flag as --help writes it: --micro-batch, but --data.max_tokens, as the field is named.
+    On the command line, - and _ in a flag mean the same."""
+    if "." in key:
+        return key.replace("-", "_")
+    return key.replace("_", "-")
 
 
 def choose_reader(default):
@@ -221,22 +229,22 @@ def make_parser(words=()):
         "and their sampling rates (default 1); or a mix.json; or the folder of the published sets")
     add("--media", metavar="DIR", help="folder to which the paths in the records are relative "
         "(default: media/ beside the record file, else the folder of the record file)")
-    switch("--skip_missing", help="skip files of a mixture that do not exist")
+    switch("--skip-missing", help="skip files of a mixture that do not exist")
     add("--plan", metavar="FILE", help="packs that tools.plan has planned")
     add("--eval", nargs="+", action="extend", metavar="FILE",
         help="record files to evaluate on at the end, with scores for each file (needs --data)")
-    add("--eval_every", type=int, default=0, metavar="N",
+    add("--eval-every", type=int, default=0, metavar="N",
         help="also save and evaluate after every N steps (default 0: only at the end); the "
         "checkpoint with the lowest held-out loss in the first file of --eval is never deleted")
     add("--init", metavar="DIR", help="start from the weights of a run or a released checkpoint")
     add("--out", metavar="DIR", help="run directory (default runs/stage1-tiny and so on)")
     switch("--overwrite", help="delete the run in --out first")
     switch("--resume", help="continue from the newest checkpoint in --out; without one, start")
-    switch("--resume_anyway", help="like --resume, but the recipe or the data may have changed")
-    add("--finish_at", type=int, default=0, metavar="N",
+    switch("--resume-anyway", help="like --resume, but the recipe or the data may have changed")
+    add("--finish-at", type=int, default=0, metavar="N",
         help="end the run in --out with the model of its checkpoint step-N, without training")
     switch("--json", help="also print result.json, as one line, after everything else")
-    add("--else_init", metavar="DIR", help="with --resume: --init if there is no checkpoint yet")
+    add("--else-init", metavar="DIR", help="with --resume: --init if there is no checkpoint yet")
     add("--lora", dest="lora.rank", type=int, default=argparse.SUPPRESS, metavar="R",
         help="train adapters of rank R instead of the decoder's weights (short for --lora.rank)")
     add_fields(parser, field_values(shown))
@@ -249,8 +257,9 @@ def add_fields(parser, defaults):
     for name, default in FIELDS.items():
         alone = {"nargs": "?", "const": True} if isinstance(default, bool) else {}
         parser.add_argument(
-            f"--{name}", type=choose_reader(default), choices=CHOICES.get(name), metavar="X",
-            default=argparse.SUPPRESS, help=f"{texts[name]} (default {defaults[name]!r})", **alone)
+            f"--{spell_flag(name)}", type=choose_reader(default), choices=CHOICES.get(name),
+            metavar="X", default=argparse.SUPPRESS,
+            help=f"{texts[name]} (default {defaults[name]!r})", **alone)
 
 
 def make_config(stage, tiny, preset, fields=()):
@@ -287,8 +296,7 @@ def parse(argv=None):
     the command line. Some of the other fields depend on the machine (training/setup.py).
     """
     words = sys.argv[1:] if argv is None else argv
-    # in a key, - and _ mean the same
-    words = [re.sub(r"(?<=^--)[^=]+", lambda key: key[0].replace("-", "_"), w) for w in words]
+    words = [re.sub(r"(?<=^--)[^=]+", lambda key: spell_flag(key[0]), w) for w in words]
     parser = make_parser(words)
     args, unknown = parser.parse_known_args(words)
     if unknown:
@@ -313,7 +321,7 @@ def check(args, config):
         bounds = f"at least {least}" if most == inf else f"from {least} to {most}"
         for name in names.split():
             if not least <= values[name] <= most:  # NaN is in no range
-                raise UserError(f"--{name} {values[name]}: must be {bounds}")
+                raise UserError(f"--{spell_flag(name)} {values[name]}: must be {bounds}")
     groups = set(config.train)
     layers = set(config.lora.layers)
     for is_wrong, sentence in (
@@ -324,11 +332,11 @@ def check(args, config):
         (layers - {*LAYERS} or (config.lora.rank and not ("llm" in groups and layers)),
          f"--lora needs llm in --train, and in --lora.layers some of {', '.join(LAYERS)}"),
         (config.lora.rank and not args.fields.get("freeze_embedding", True),
-         "--lora does not train the embedding; remove --freeze_embedding=false"),
-        (args.eval_every < 0, f"--eval_every {args.eval_every}: must be at least 0"),
-        (args.finish_at < 0, f"--finish_at {args.finish_at}: must be at least 0"),
+         "--lora does not train the embedding; remove --freeze-embedding false"),
+        (args.eval_every < 0, f"--eval-every {args.eval_every}: must be at least 0"),
+        (args.finish_at < 0, f"--finish-at {args.finish_at}: must be at least 0"),
         (args.eval_every and args.data and not args.eval,
-         "--eval_every needs --eval FILE, the records to evaluate on"),
+         "--eval-every needs --eval FILE, the records to evaluate on"),
         ((args.media or args.eval or args.skip_missing) and not args.data,
          "--media, --eval and --skip-missing need --data"),
         (args.resume and args.overwrite, "--resume and --overwrite contradict each other"),

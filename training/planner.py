@@ -60,7 +60,7 @@ class BadRecords:
             raise self.error(
                 f"{bad} of {tried} draws from {source} gave a record that could not be used, "
                 f"the last {self.in_a_row[source]} of them in a row. The last one is {where}: "
-                f"{reason}. 'python -m tools.check FILE --decode' lists all of them; --max_skip "
+                f"{reason}. 'python -m tools.check FILE --decode' lists all of them; --max-skip "
                 "sets the allowed share")
 
     def state(self):

@@ -70,10 +70,10 @@ def layout_error(world, config, model):
     heads = config.cp_heads or cp
     kv_heads = model.n_kv_head
     if cp % heads:
-        return f"--cp {cp} is not a multiple of --cp_heads {heads}"
+        return f"--cp {cp} is not a multiple of --cp-heads {heads}"
     if model.n_head % heads or (kv_heads % heads and heads % kv_heads):
         return (f"--cp {cp}: {model.n_head} query and {kv_heads} kv heads cannot be distributed "
-                f"over {heads} ranks; --cp_exchange gather works with any number of heads")
+                f"over {heads} ranks; --cp-exchange gather works with any number of heads")
     if world % cp:
         return f"--cp {cp}: the number of processes, {world}, is not a multiple of it"
     if config.batch % (world // cp * config.micro_batch):

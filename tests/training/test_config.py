@@ -19,6 +19,7 @@ from training.config import (
     field_values,
     override,
     parse,
+    spell_flag,
 )
 from weights.files import config_from_dict
 
@@ -142,7 +143,7 @@ def test_help_lists_every_field_with_its_meaning_and_the_default_of_the_recipe(
     assert f"one stage (the defaults below are for --stage {' '.join(recipe)}). " in text
     defaults = field_values(parse(["--stage", *recipe])[1])
     for name in FIELDS:
-        default = text.split(f" --{name} ")[-1].split("(default ")[1]
+        default = text.split(f" --{spell_flag(name)} ")[-1].split("(default ")[1]
         assert default.startswith(f"{defaults[name]!r})"), name
     # no field has its own name in place of a meaning
     assert not [name for name, meaning in describe_fields(Config()).items()
@@ -180,7 +181,7 @@ def test_every_number_has_a_range():
     args, config = parse(TINY)
     for name, value in FIELDS.items():
         for wrong in {int: (-1,), float: (-1.0, float("nan"))}.get(type(value), ()):
-            with pytest.raises(UserError, match=f"--{name} {wrong}: must be "):
+            with pytest.raises(UserError, match=f"--{spell_flag(name)} {wrong}: must be "):
                 check(args, override(config, name, wrong))
 
 
@@ -193,12 +194,12 @@ def test_a_config_is_read_from_the_json_of_a_run():
 MISTAKES = [
     (["--stpes", "3"], "--stpes: no such flag or field; did you mean --steps?"),
     (["--lr", "1e-3"], "--lr: no such flag or field; each part has its own: --lr.llm, --lr.conn"),
-    (["--learning-rate=1"], "--learning_rate: no such flag or field; each part has its own: --lr."),
-    (["--tiny", "--data", "x", "--eval-every", "5"], "--eval_every needs --eval FILE"),
+    (["--learning-rate=1"], "--learning-rate: no such flag or field; each part has its own: --lr."),
+    (["--tiny", "--data", "x", "--eval-every", "5"], "--eval-every needs --eval FILE"),
     (["--beta=0.1"], "--beta: no such flag or field; python -m examples.preferences trains on"),
     (["--compile=maybe"], "--compile: invalid true_or_false value: 'maybe'"),
-    (["--activation-checkpointing=false"], "such flag or field; use --recompute=1 for true"),
-    (["--uncheckpointed_blocks=13"], "such flag or field; --recompute=0.7 computes the"),
+    (["--activation-checkpointing=false"], "such flag or field; use --recompute 1 for true"),
+    (["--uncheckpointed_blocks=13"], "such flag or field; --recompute 0.7 computes the"),
     (["--betas=0.9,1"], "--betas needs two numbers from 0 to below 1"),
     (["--train", "vision"], "--train: choose one or more of vit, connector, llm"),
     (["--lr.llm=nan"], "--lr.llm nan: must be from 0 to 1"),
@@ -207,7 +208,7 @@ MISTAKES = [
     (["--data.separator=x"], "--data.separator: invalid choice: 'x'"),
     (["--resume", "--overwrite"], "--resume and --overwrite contradict each other"),
     (["--else-init", "x"], "--else-init needs --resume"),
-    (["--eval_every=-1"], "--eval_every -1: must be at least 0"),
+    (["--eval_every=-1"], "--eval-every -1: must be at least 0"),
     (["--eval", "x"], "--eval and --skip-missing need --data"),
 ]
 

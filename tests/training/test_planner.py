@@ -46,7 +46,7 @@ def text_files(folder, **texts):
 
 
 def test_a_source_of_which_too_much_is_skipped_stops_the_run(tmp_path):
-    """It stops after 100 skipped records of one source if their share is above --max_skip."""
+    """It stops after 100 skipped records of one source if their share is above --max-skip."""
     bad = "b" * 5000
     few, many = text_files(tmp_path, few=[bad] * 4 + ["a"] * 996, many=[bad] * 400 + ["a"] * 600)
 
@@ -58,7 +58,7 @@ def test_a_source_of_which_too_much_is_skipped_stops_the_run(tmp_path):
 
     assert planned(few).tried["few.jsonl"] >= 600
     message = (r"100 of \d+ draws from many.jsonl gave a record that could not be used, the last "
-               r"\d+ of them in a row. The last one is .*many.jsonl:\d+: too long: ")
+               r"\d+ of them in a row. The last one is .*many.jsonl:\d+: too long: .*--max-skip ")
     with pytest.raises(DataError, match=message):
         planned(many)
     assert planned(many, max_skip=0.8).counts["many.jsonl"]["too long"] > 100

@@ -5,7 +5,7 @@
          "boxes": [{"box": [1, 2, 4, 6]}]}]}
 
 A record has one annotation for each label. A label is skipped in an image if one of its boxes or
-points there cannot be used. Boxes are clipped to the image. docs/convert.md has the rules.
+points there cannot be used. Boxes are clipped to the image. docs/boxes.md has the rules.
 """
 
 from functools import partial

@@ -52,7 +52,7 @@ def add_flags(add):
         "csv-boxes: what its numbers are, if none is above 1; unit: fractions of the sides"))
     add("--negatives", type=positive, default=0, metavar="N", help=(
         "boxes and points: add up to N labels of the file that an image does not show, with the "
-        "answer 'There are none.'; right only if every object is annotated (docs/convert.md)"))
+        "answer 'There are none.'; right only if every object is annotated (docs/boxes.md)"))
     add("--template", action="store_true", help="write no records, but a table to fill in: OUT.csv "
         "with a line for each image and video of the folder FILE, and an empty caption")
     add("--overwrite", action="store_true", help="replace OUT if it exists")

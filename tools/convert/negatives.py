@@ -2,7 +2,7 @@
 
 An image gets up to N labels that other images of the same source show and this image does not. It
 never gets a label that one of its own entries has, even if this entry was skipped. If the file says
-which labels an image lacks (LVIS), only these are used. docs/convert.md has the rules.
+which labels an image lacks (LVIS), only these are used. docs/boxes.md has the rules.
 """
 
 import hashlib
