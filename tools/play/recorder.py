@@ -12,11 +12,13 @@ class AttentionRecorder:
         self.keys = cache.kv[:, 0]  # (L,B,S,G,D); decoding fills it
         self.lengths = lengths
         self.queries = [[] for _ in attends]  # per block: (B,H,D) for each token of the answers
+        every_row = torch.arange(len(lengths)).to(lengths)
 
         def of_block(attend, queries):
             def record(q, k, v, mask):
-                last = (lengths - 1).clamp(max=q.shape[1] - 1)  # this token predicts the next one
-                queries.append(q[torch.arange(len(q), device=q.device), last])
+                # the last token of a prompt, and then each new one, predicts the next token
+                position = lengths - 1 if q.shape[1] > 1 else 0
+                queries.append(q[every_row, position])
                 return attend(q, k, v, mask)
             return record
         return [of_block(*pair) for pair in zip(attends, self.queries, strict=True)]
