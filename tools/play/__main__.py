@@ -111,6 +111,7 @@ def main(argv=None):
                         help="maximum time of a request, since others wait for it (default 60)")
     parser.add_argument("--no-browser", action="store_true", help="only print the address")
     args = parser.parse_args(argv)
+    args.sampling = sampling(args)
     # leave one core to the browser, because each operation waits for the slowest thread
     torch.set_num_threads(max(1, torch.get_num_threads() - 1))
     loaded = open_model(args)
@@ -135,7 +136,7 @@ def main(argv=None):
             continue
         try:
             with time_limit(args.seconds):
-                reply = reply_to(json.loads(body), loaded, sampling(args))
+                reply = reply_to(json.loads(body), loaded, args.sampling)
         except (TooSlow, Unreadable, UserError) as error:
             reply = {"error": str(error)}
         except Exception as error:  # the server continues with the next request
