@@ -7,7 +7,8 @@ out   which query may attend to which key, (B,T,T) bool, and attention with this
 
     position       0  1  2  3  4  5  6  7  8  9 10 11 12 13 14
     tokens         b  I  I  I  Q  A  q  a  b  I  I  t  t  .  .   I visual; QA and qa are branches
-    visible_until  8  8  8  8  6  6  8  8 13 13 13 13 13 15 15   first position not to attend to it
+    visible_until  8  8  8  8  6  6  8  8 13 13 13 13 13 15 15   first position that may no longer
+                                                                 attend to this token
     bidir          0  1  1  1  0  0  0  0  0  2  2  0  0  0  0   equal: attend in both directions
 
     b              #  .  .  .  .  .  .  .  .  .  .  .  .  .  .
@@ -46,8 +47,8 @@ Names that all files use:
     window          the 2 x 2 patches (3 x 3 in videos) that are pooled into one visual token
     visual token    one pooled window, and the position of the row where it is added. The mask also
                     treats the markers around visual tokens, such as <im_start>, as visual
-    document        the tokens of one example in a row, or its padding: a query in it attends to no
-                    key outside
+    document        the tokens of one example in a row, or the padding of the row: a query in it
+                    attends to no key outside
     block           here 128 x 128 pairs of queries and keys; in model.py a layer of the decoder
 """
 
@@ -62,8 +63,8 @@ from torch.nn.attention.flex_attention import BlockMask, flex_attention
 from torch.utils.checkpoint import checkpoint, create_selective_checkpoint_contexts
 
 # Queries per chunk of a long document. In a row of stage 3 the largest tensor is then 151 MB, one
-# chunk against all keys (docs/log.md). A document of up to twice as many tokens is one chunk,
-# because several chunks must be checkpointed.
+# chunk against all keys (docs/log.md). A document of up to 2 * CHUNK tokens is one chunk, because
+# two or more chunks are checkpointed, which takes time.
 CHUNK = 1024
 
 
@@ -103,10 +104,12 @@ def attend(q, k, v, mask):
     BlockMask       block_mask               on a GPU: FlexAttention
     OrderedBlocks   block_mask, long rows    the same, with the tokens in another order
     DocumentMask    document_mask            elsewhere; calls `attend` again for each of its chunks
-    (B,T,S) bool    allow                    a chunk, or the new tokens of a KV cache
+    (B,T,S) bool    allow                    a chunk, the new tokens of a KV cache, or the queries
+                                             of a rank without FlexAttention
     None            chunk_mask               a chunk in which every pair is allowed
 
-    Ulysses and gather (parallel.py), and the KV cache (evaluation/generate.py), call it.
+    Ulysses and gather (parallel.py) call it, and through attend_chunks the KV cache
+    (evaluation/generate.py).
     """
     if isinstance(mask, DocumentMask):
         return attend_documents(q, k, v, mask.documents)
@@ -134,25 +137,27 @@ def attend(q, k, v, mask):
 # on a GPU: FlexAttention (arXiv 2412.05496) with lists of blocks
 #
 # Its kernel skips blocks of 128 x 128 pairs that are not listed, and calls the rule only in blocks
-# that are not allowed as a whole. Making the lists of a row of 36,864 tokens takes 4.2 ms on an
+# that are allowed in part. Making the lists of a row of 36,864 tokens takes 4.2 ms on an
 # H200 (docs/gpu.md) and 27 ms on a thread of a CPU. Made pair by pair on the CPU, they took 48.8 s
 # (docs/log.md).
 #
-# In a video, a few tokens of text follow each frame. They may not attend to later frames. So in the
-# order of the row, nearly every block above the diagonal is allowed in part. The kernel calls the
+# In a video, a few tokens of text follow each frame. They may not attend to later frames, while the
+# frames attend to all later frames. So in the order of the row, nearly every block above the
+# diagonal is allowed in part. The kernel calls the
 # rule for each pair of such a block, and they are half of all computed blocks. In long rows, q, k
 # and v are therefore put into another order: first the visual tokens of an example, then its text.
 # The output is put back. The rule still compares positions in the row. For backward, the output is
 # stored in both orders. Without Ulysses this takes 8 KiB more per token and layer, which is 4.5 GiB
 # per row in stage 2 of the 4B.
 
-# In shorter rows, the share of the blocks that are allowed in part hardly changes.
+# Rows of at least so many tokens are put into this order. In shorter rows, the share of the blocks
+# that are allowed in part hardly changes.
 VISUAL_FIRST = 4096
 
 
 class OrderedBlocks(NamedTuple):
-    """A BlockMask for tokens in another order. queries and keys: (order, its inverse), (B,t) each,
-    for Reorder."""
+    """A BlockMask for tokens in another order. queries and keys: (order, its inverse) for
+    Reorder, (B,t) each for queries, (B,T) each for keys."""
     blocks: BlockMask
     queries: tuple
     keys: tuple
@@ -183,8 +188,8 @@ def block_mask(visible_until, bidir, queries=None, size=128, visual_first=None):
         queries = torch.arange(T, device=bidir.device)
     if visual_first is None:
         visual_first = T >= VISUAL_FIRST
-    # 2n for the visual tokens with bidir n, 2n + 1 for all text from the first of them to the first
-    # visual token with bidir n + 1
+    # With n, the highest bidir so far in the row: 2n for a visual token, 2n + 1 for text. So the
+    # visual tokens of an example come before the text between and after them.
     number = 2 * bidir.cummax(1).values + (bidir == 0)
     if not visual_first:
         number = torch.zeros_like(number)
@@ -193,8 +198,7 @@ def block_mask(visible_until, bidir, queries=None, size=128, visual_first=None):
     order = number[:, queries].argsort(stable=True)  # (B,t) indices into queries
 
     # The last position is repeated until the last block is full. This changes no minimum and no
-    # maximum, so no needed block; and list_blocks never calls a block whole that the row does not
-    # fill.
+    # maximum, so no needed block. And list_blocks never marks the last, unfilled block as whole.
     def fill(positions):
         rest = positions[:, -1:].expand(-1, -positions.shape[1] % size)
         return torch.cat([positions, rest], dim=1)
@@ -217,10 +221,10 @@ def list_blocks(q, bidir_q, k, visible_until_k, bidir_k, lengths, size):
         needed = (max(q) >= min(k) and min(q) < max(visible_until_k)) or bidir ranges overlap
         whole  = (min(q) >= max(k) and max(q) < min(visible_until_k)) or one bidir number, not 0
 
-    `needed` is exact, because data.layout keeps the tokens of an example, and of a branch,
-    together, and bidir numbers rise along the row. `whole` may omit a block in which one half of
-    the rule allows some pairs and the other half the rest, which costs time only. The last block
-    is never whole if the row ends inside it.
+    `needed` is exact, as tests/test_attention.py shows: data.layout keeps the tokens of an example,
+    and of a branch, together, and bidir numbers rise along the row. `whole` may omit a block in
+    which one half of the rule allows some pairs and the other half the rest, which costs time only.
+    The last block is never whole if the row ends inside it.
     """
     query_shape = -1, 1, size
     key_shape = 1, -1, size
@@ -358,10 +362,12 @@ def attend_chunks(q, k, v, chunks):
     """q (B,T,H,D), k and v (B,S,G,D), [Chunk, ..] -> (B,T,H,D), one chunk after the other.
 
     Each of several chunks is checkpointed. Backward selects the keys again, and turns the mask into
-    numbers again, so that neither is stored. SDPA itself does not run again.
+    0 and -inf again, which SDPA adds to the scores. So neither is stored. SDPA itself does not run
+    again.
     """
     # For a tensor of keys, index_select: its backward is an index_add. With it, a long document in
-    # chunks is 1.17 times as fast as a loop over examples, without it 0.90 (docs/log.md).
+    # chunks is 1.17 times as fast as a loop that calls SDPA once for each example, without it 0.90
+    # times (docs/log.md).
     def run(q, k, v, keys, mask):
         if torch.is_tensor(keys):
             return attend(q, k.index_select(1, keys), v.index_select(1, keys), mask)

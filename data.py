@@ -1,6 +1,6 @@
 """Records to arrays (paper: data, message trees, token weighting; docs/molmo2.md 4 to 9).
 
-    index --Mixture--> record --size--> (tokens, crops)    from text and headers
+    index --records.mixture--> record --size--> (tokens, crops)    from text and headers
                        record --encode--> Example          tokens, weights, mask fields, pixels
 
 A record is one visual input (an image, several images, a video, or nothing) with annotations
@@ -32,7 +32,7 @@ without a video), subtitles.
     name, fingerprint        what a plan and a resumed run depend on
     image_sizes(record)      [(width, height), ..] from headers
     images(record, only)     [(H,W,3) uint8, ..]; only: their numbers, None: all of them
-    video_size(record)       width, height, seconds, tolerance of a time: half of a frame's duration
+    video_size(record)       width, height, seconds, half of a frame's duration (tolerance of times)
     frames(record, times)    yields (H,W,3) uint8; times: seconds from the start of the clip
 
 The random choices of an example depend on (seed, its key, epoch) only. So the planner, which calls
@@ -59,7 +59,7 @@ class DataConfig:
     max_crops: int = 8               # largest number of high-resolution crops of an image
     high_res_share: float = 0.0      # share of images with points that may have more crops
     high_res_crops: int = 24         # their largest number of crops, if all annotations still fit
-    trained_crops: int = 0           # largest number of crops of an image when --init was trained
+    trained_crops: int = 0           # max_crops of the training of --init; only evaluation uses it
     max_images: int = 5              # a record with more images is skipped (docs/molmo2.md 2.4)
     max_frames: int = 128            # largest number of frames: 16, 128, 384 in stages 1, 2, 3
     fps: float = 2.0                 # largest number of frames per second of a video
@@ -92,7 +92,7 @@ class Branch:
     kind: str = "qa"                 # the type of the annotation
     weight: float = 1.0              # the record's weight times the annotation's
     of_video: bool = False
-    annotation: int = 0              # its number in the record, from 1
+    annotation: int = 0              # its number in the record, from 1, after annotations_of
     turn_kinds: tuple = ()           # types of the turns of a conversation, two segments each
 
 
@@ -110,7 +110,7 @@ class Example:
     dropped_branches: int = 0        # skipped: too long for the row, too many points, no point left
     dropped_tokens: int = 0          # tokens of the branches that were too long
     id: str = ""
-    images: np.ndarray = None        # (n,P,F) uint8; with a CropShard: only the crops of its rank
+    images: np.ndarray = None        # (n,P,F) uint8; with a CropShard: only its rank's
     image_id: np.ndarray = None      # (n,) int32, the image or frame that each crop belongs to
     cp_rank: np.ndarray = None       # (n,) int32, with a CropShard: the rank that has each crop
     pool_src: np.ndarray = field(default_factory=lambda: np.zeros((0, 4), np.int64))
@@ -123,11 +123,11 @@ class Example:
 def token_weight(branch, n_loss, n_branches, config):
     """Loss weight of each token of a branch (paper: 3.2, token weighting; docs/molmo2.md 7.1).
 
-    In stage 1 every weight is 1. In stages 2 and 3 it is 0.2 for points, counts and tracks, and 0.1
-    for captions of videos. For all else it is 2 / sqrt(loss tokens) / sqrt(branches kept). With
-    weight 1 everywhere, a caption of 400 tokens would count 200 times as much as an answer of 2
-    tokens; with the root it counts 14 times as much. The paper prints 4 / sqrt(n), the released
-    code has 2 / sqrt(n).
+    Apart from weights in the record, every weight is 1 in stage 1. In stages 2 and 3 it is 0.2 for
+    points, counts and tracks, and 0.1 for captions of videos. For all else it is 2 / sqrt(loss
+    tokens) / sqrt(branches kept). With weight 1 everywhere, a caption of 400 tokens would count 200
+    times as much as an answer of 2 tokens; with the root it counts 14 times as much. The paper
+    prints 4 / sqrt(n), the released code has 2 / sqrt(n).
     """
     if branch.kind in ("point", "count", "track"):
         return branch.weight * config.point_weight
@@ -145,9 +145,9 @@ def token_weight(branch, n_loss, n_branches, config):
 def fit(branches, room):
     """-> the branches that fit into `room` tokens, and how many tokens the others have.
 
-    Branches are kept or skipped as a whole. The first that does not fit is skipped with all after
-    it. A branch that is too long by itself, before any is kept, is skipped alone, so that it does
-    not take the others with it.
+    Branches are kept or skipped as a whole. As soon as one is kept, the next that does not fit is
+    skipped with all after it. Before that, a branch that is too long is skipped alone, so that it
+    does not take the others with it.
     """
     kept = []
     dropped_tokens = 0
@@ -176,8 +176,8 @@ def weigh(branch, n_branches, config):
         ids += segment_ids
         kinds += [kind] * len(segment_ids)
         factors += [factor] * len(segment_ids)
-    # The EOS at the end of a branch has loss. But in a tree it is not among the n loss
-    # tokens of the weight 2 / sqrt(n), as in the official code (docs/molmo2.md 7.1).
+    # The EOS at the end of a branch has loss. But in a tree, the official code does not count it
+    # among the n loss tokens of the weight 2 / sqrt(n), so neither do we (docs/molmo2.md 7.1).
     n_counted = len(ids) - 1 if n_branches > 1 else len(ids)
     n_loss = Counter(kinds[i] for i in range(n_counted) if factors[i] > 0)
     weight_of = {}
@@ -240,7 +240,8 @@ def build(record, info, tokenizer, config, vision_config, seed, epoch):
     """-> an Example without its pixels, and the largest number of crops that its image may have. It
     is larger for a share of the images with points (paper: 3.2; docs/molmo2.md 2.4)."""
     example = build_tree(record, info, tokenizer, config, vision_config, seed, epoch)
-    # a conversation that does not fit is skipped as a whole; as a tree, some of its turns may fit
+    # A conversation that does not fit is skipped as a whole; as a tree, some of its turns may fit.
+    # For other records the second build is equal.
     if config.multi_turn_share and example.dropped_branches:
         config = replace(config, multi_turn_share=0)
         example = build_tree(record, info, tokenizer, config, vision_config, seed, epoch)
@@ -310,7 +311,7 @@ def segments_of(a, record, info, tokenizer, config, rng):
     segments = []
     for k, (ids, factor) in enumerate(chat(turns, tokenizer)):  # question, answer, question ..
         weight_of_turn = weights[k // 2]
-        segments.append(Segment(ids, factor * weight_of_turn))
+        segments.append(Segment(ids, factor * weight_of_turn))  # factor: 0 in a question, else 1
     return segments
 
 
@@ -323,7 +324,7 @@ def size(record, tokenizer, config, vision_config, seed, epoch):
 
 
 def size_of(example, info, max_crops, vision_config):
-    """(tokens, crops), or (0, 0) if nothing with loss fits a row."""
+    """(tokens, crops), or (0, 0) if nothing with loss fits a row: training/planner.py skips it."""
     if not example.weights.any():
         return 0, 0
     n_crops = sum(visual.crops_per_image(info, max_crops, vision_config))

@@ -143,8 +143,8 @@ def rotate(x, cos, sin):
 
     Then the product of q and k depends on the difference of their positions only.
     """
-    # halves, as in the base models: for RoFormer's pairs i, i + 1 the rows of their q and k weights
-    # would have to be permuted
+    # Halves, as in the base models. With RoFormer's pairs i, i + 1, the rows of the q and k weights
+    # of the base models would have to be permuted.
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     a, b = wide.chunk(2, dim=-1)
     rotated = torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)
@@ -188,7 +188,7 @@ class Block(nn.Module):
 
     recompute: backward computes the two parts again. Attention, the most expensive function of a
     long row, runs once. For backward the block then keeps x, and also q, k, v and the output of
-    attention, which take 20.5 KiB per token of the 4B (28 KiB if attention.py reorders the row).
+    attention: 20.5 KiB per token of the 4B, and 8 KiB more if attention.py reorders the row.
     """
 
     def __init__(self, config):
@@ -263,7 +263,7 @@ class Molmo2(nn.Module):
         self.config = config
         self.embedding = nn.Embedding(config.n_vocab, config.n_embd)
         # Ids V .. V+127 are special tokens such as <im_patch>. The head has no row for them, so
-        # the model cannot generate them. They are trained while `embedding` is frozen.
+        # the model cannot generate them. They are trained even if `embedding` is frozen.
         self.extra = nn.Embedding(config.n_extra, config.n_embd)
         self.vision = Vision(config.vision, config.n_hidden, config.n_embd)
         self.blocks = nn.ModuleList(Block(config) for _ in range(config.n_layer))
@@ -275,7 +275,7 @@ class Molmo2(nn.Module):
         self.route = lambda image_features, batch: image_features
         # apply_recipe in training/setup.py sets these three
         self.residual_dropout = self.response_dropout = 0.0
-        self.recompute = 0.0  # share of the blocks that backward computes again; 2: n_recomputed
+        self.recompute = 0.0  # share of blocks computed again in backward; 2: see n_recomputed
         # Positions whose logits exist at once. 1,024 times the vocabulary of Qwen in float32 are
         # 0.6 GiB; a row of stage 2 with loss on all of its 16,384 tokens would need 9.3 GiB.
         self.nll_chunk = 1024
@@ -303,7 +303,7 @@ class Molmo2(nn.Module):
         """Token embeddings (B,T,C), with the pooled features added at their <im_patch> tokens."""
         x = self.embed_tokens(batch.tokens)
         n = self.n_recomputed()
-        image_features = self.vision(batch.images, batch.pool_src, n)  # (M,C)
+        image_features = self.vision(batch.images, batch.pool_src, n)  # (M,C), of the own crops
         image_features = self.route(image_features, batch).to(x.dtype)
         # The features are added to the embedding of <im_patch> and do not replace it
         # (docs/molmo2.md 1.4). An empty window adds zeros to token 0, which changes nothing.
@@ -334,7 +334,7 @@ class Molmo2(nn.Module):
 
     def n_recomputed(self):
         """The number of blocks that are computed again in backward: first those of the ViT, then of
-        the decoder. Backward reaches the first blocks last, when the others are freed.
+        the decoder. Backward reaches these last, when it has freed the other blocks.
 
         `recompute` is their share. 2 means all blocks, and in the decoder attention, too, which
         takes the least memory.
@@ -378,9 +378,9 @@ class Molmo2(nn.Module):
         """Compiles the blocks, the connector and the loss for training. Each block is compiled by
         itself, so that one compilation serves all equal blocks.
 
-        Attention is not part of it, because the documents differ from row to row. dynamic=True:
-        the numbers of crops, of visual tokens and of tokens with loss may change without a new
-        compilation.
+        Attention is not part of it, because the documents differ from row to row. (B,T) never
+        changes in the decoder. dynamic=True: the numbers of crops, of visual tokens and of tokens
+        with loss may change without a new compilation.
         """
         for block in self.blocks:
             compile_for_training(block, "before", dynamic=None)

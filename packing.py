@@ -4,7 +4,7 @@ in    sizes (tokens, crops) of examples, then the encoded examples of the packs 
 out   packs of example indices, which rank gets which pack, Batch
 
 A row is a packed sequence, a pack is the list of its examples. With one example per row, stage 2
-would need 3.9 times as many rows as the lower bound; with this planner it needs 1.001 times as many
+would need 3.9 times as many rows as a lower bound; with this planner it needs 1.001 times as many
 (RESULTS.md). The planner gets sizes only and no pixels. So an example in the pool is a few numbers,
 the state is easy to save, and one process can plan packs that others decode. An example is never
 cut into two rows.
@@ -37,8 +37,8 @@ class Batch:
     pool_dst: torch.Tensor           # (M,) int64, flat index b*T+t of the <im_patch> that gets it
     ids: list                        # of str, record ids
     # under context parallelism (parallel.py)
-    cp_rank: torch.Tensor = None     # (n,) int32, rank of each crop; `images` has this rank's
-    dispatch: tuple = None           # (sent, received): pooled tokens to and from each rank
+    cp_rank: torch.Tensor = None     # (n,) int32, rank of every crop; `images` has this rank's
+    dispatch: tuple = None           # two lists: numbers of tokens sent to, received from each rank
     queries: torch.Tensor = None     # (t,) int64, positions of this rank's queries; None: all
     # (L,) int64, flat indices of tokens with loss. They are found here on the CPU,
     # because on a GPU nonzero would make the CPU wait for the result.
@@ -192,7 +192,7 @@ def best_subset(items, tokens, crops, bin_size, per_token, per_crop):
     for e in items:
         bins = math.ceil(e.tokens / bin_size)
         shift = e.crops * line + bins
-        # Only sums to which the item can be added. Others would be shifted into the next line.
+        # Keep sums that have room for the item. Others would be shifted into the next line.
         # The product has the same run of ones in every line.
         with_room = line_starts * ones(max(n_bins - bins, 0))
         shifted = (sums[-1] & with_room) << shift
@@ -296,8 +296,8 @@ def balance_packs(packs, n_ranks):
         load = np.stack([crops, attention], 1)  # (n_ranks,2)
         # packs of the ranks with the most crops or the most attention
         slowest = np.flatnonzero(np.isin(rank_of, load.argmax(0)))
-        # Exchange pack a, one of m of the slowest ranks, for any pack b. The loads x and y of their
-        # ranks become x + more, y - more; squares grow by 2 more (x - y + more). All are (m,n,2).
+        # Exchange a, one of the m packs of the slowest ranks, for each pack b. The loads x and y of
+        # their ranks become x + more, y - more; squares grow by 2 more (x - y + more).
         more = share[None] - share[slowest, None]
         difference = load[rank_of[slowest]][:, None] - load[rank_of][None]
         change = (more * (difference + more)).sum(2)
@@ -320,8 +320,8 @@ def balance_packs(packs, n_ranks):
 def collate(rows, max_tokens, vision_config, crop_bucket=1, share_images=False):
     """rows: one list of data.Example per row -> Batch of rows x max_tokens, on the CPU.
 
-    Blank crops are added up to a multiple of crop_bucket, so that a compiled model gets few
-    different shapes. share_images: if examples have the same array of crops, such as several
+    The crops are filled with blank ones to a multiple of crop_bucket, so that a compiled model gets
+    few different shapes. share_images: if examples have the same array of crops, such as several
     questions about one video, it is encoded once.
     """
     B = len(rows)
@@ -400,7 +400,7 @@ class Crops:
             self.images.append(images)
             if cp_rank is not None:
                 self.cp_rank += cp_rank.tolist()
-            self.n_crops += len(image_id)
+            self.n_crops += len(image_id)  # crops of all ranks; `images` has those of this rank
 
     def arrays(self, bucket, n_pixel):
         n = sum(map(len, self.images))  # with a CropShard, these are the crops of one rank

@@ -2,8 +2,8 @@
 
 in    a Molmo2; on each rank of a context-parallel group a Batch with the tokens of the whole row
       and the crops of this rank (CropShard)
-out   the model with attention and vision over ranks and sharded weights; this rank's part of the
-      Batch
+out   the model, whose attention and vision are distributed over ranks and whose weights are
+      sharded; this rank's part of the Batch
 
 A rank is a process, with one GPU if there are any. There are dp x cp ranks. The cp ranks of a group
 share the same rows, and each takes a part of their tokens (context parallelism). Different groups
@@ -25,7 +25,7 @@ neighbours exchange heads, and groups of neighbours gather.
 
 With 8 ranks, the 4B and a row of stage 3, a rank receives 79 MiB in the forward pass of a layer
 with Ulysses, and 126 MiB with gather (docs/cluster.md). But in Ulysses the number of ranks must
-divide the number of query heads.
+divide the number of query heads, and fit to the kv heads.
 
 vision.py and attention.py do not depend on this file. `parallelize` replaces two functions of the
 model, `attend` and `route`. Losses are sums over tokens, so each rank adds its own part.
@@ -55,8 +55,8 @@ class Mesh:
 
 
 def make_mesh(cp, device="cpu", cp_heads=0):
-    """All ranks as a grid (dp, gather, heads) -> Mesh. Rank r and r + 1 differ in `heads`, since
-    neighbours are usually in one node, where the all-to-all is fast. cp_heads: how many exchange
+    """All ranks as a grid (dp, gather, heads) -> Mesh. Neighbours exchange heads, since
+    they are usually in one node, where the all-to-all is fast. cp_heads: how many exchange
     heads; 0: all cp."""
     cp_heads = cp_heads or cp
     dp = dist.get_world_size() // cp
@@ -72,8 +72,8 @@ def make_mesh(cp, device="cpu", cp_heads=0):
 
 
 class AllToAll(torch.autograd.Function):
-    """x (cp, ..): part j is sent to rank j, and part j of the result comes from rank j. The second
-    exchange undoes the first, so backward is the same exchange of gradients."""
+    """x (cp, ..): part j is sent to rank j, and part j of the result comes from rank j. Applied
+    twice it changes nothing, so backward is the same exchange of gradients."""
 
     @staticmethod
     def forward(ctx, x, group):
@@ -89,7 +89,8 @@ class AllToAll(torch.autograd.Function):
 
 
 def ulysses(attend, group):
-    """attend for whole rows -> the same for a rank's slice (B,T/cp,H,D), with the mask of the row.
+    """attend for T tokens -> the same for a rank's slice (B,T/cp,H,D), with the mask of all T. cp
+    ranks exchange heads. T is the row, or a group's part of it if groups gather keys.
 
     One exchange sends q, k and v together, where the official code has three, and a second one
     returns the result. kv heads are repeated only if there are fewer of them than ranks.
@@ -248,7 +249,7 @@ def cut_for_rank(batch, rank, cp, cp_heads=0):
     cp_heads = cp_heads or cp
     n_groups = cp // cp_heads
     group_positions = distribute(T, n_groups)
-    # of each rank; neighbours divide the tokens of a group
+    # (cp,t), the positions of each rank; neighbours divide the tokens of a group
     positions = group_positions.view(cp, -1)
     sends, destination = route_visual_tokens(batch, positions)
     # Both ranks of an exchange compute the same lists, so no message has to say which visual token
@@ -313,8 +314,8 @@ def renumber_crops(source, crops, n_patch):
 
 def parallelize(model, mesh, shard=0, dtype=torch.float32):
     """Distributes attention and vision over this mesh, then shards the weights over all ranks
-    (FSDP2). With `shard`, each group of so many neighbours has all weights together, a part on
-    each rank (HSDP). Then weights are gathered inside a node.
+    (FSDP2). With `shard`, each group of so many neighbours has all weights, a part on each rank
+    (HSDP). If a group is a node, weights are gathered inside the node only.
 
     Weights, gradients and sums of gradients are float32, as in one process. The blocks of the
     decoder are gathered in dtype, since autocast computes in it anyway: half the bytes are sent.
@@ -342,7 +343,7 @@ def parallelize(model, mesh, shard=0, dtype=torch.float32):
         module.set_gradient_divide_factor(1.0)
         module.set_force_sum_reduction_for_comms(True)  # gloo has no reduction that also scales
     if embedding and not model.embedding.weight.requires_grad:
-        # In the backward pass of the first block, FSDP would gather the next unit, the frozen
+        # In the backward pass of the first ViT block, FSDP would gather the next unit, the frozen
         # embedding, which backward does not need. A block that is told to prefetch itself
         # prefetches nothing, since it is gathered already.
         vit_blocks[0].set_modules_to_backward_prefetch([vit_blocks[0]])

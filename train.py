@@ -13,7 +13,7 @@ the data and the model. One step computes, with loss weights w:
 There is one division, by the loss weight of the whole step. If each micro-batch were divided by its
 own weight, a token would count more in a light micro-batch than in a heavy one. In the example of
 docs/walk/README.md, section 6, this changes the gradient by 52 % of its length. With one division,
-the result does not depend on packing, accumulation or the number of ranks.
+the result without dropout does not depend on packing, accumulation or the number of ranks.
 """
 
 import hashlib
@@ -62,7 +62,8 @@ from weights import files
 
 
 def place(run, model):
-    """Puts the model on the device, or allocates this rank's shard of it there. Compiles blocks."""
+    """Puts the model on the device, or allocates this rank's shard of it there. Compiles blocks.
+    run: a training.setup.Run, with the config, the ranks, the device and the loader."""
     if run.ranks.mesh:
         parallel.parallelize(model, run.ranks.mesh, run.config.shard, run.dtype)
     if model.norm.weight.is_meta:
@@ -170,12 +171,12 @@ def divide_and_clip(run, groups, squares, weight):
 
 
 def step_once(run, model, groups, optimizer, objective, step, steps, stop):
-    """One step as the paper describes it -> its StepPlan, StepStats of all ranks, {group: gradient
-    norm}.
+    """One step as the paper describes it -> its StepPlan (training/planner.py), StepStats of all
+    ranks, {group: gradient norm}.
 
     objective: forward_backward, or another function with its arguments. steps: an Ahead, which
-    yields for each step the plan of its packs and its micro-batches. stop: a Stop, which the sum
-    over all ranks includes, because all ranks must stop after the same step.
+    yields for each step the plan of its packs and its micro-batches. stop: a Stop. Its
+    `requested` is in the sum over all ranks, because all must stop after the same step.
     """
     config = run.config
     plan, micro_batches = next(steps)
@@ -193,7 +194,7 @@ def step_once(run, model, groups, optimizer, objective, step, steps, stop):
         stats.add(rows, batch, objective(run, model, batch))
     # While the GPU computes, the CPU plans the next step and makes its first Batch.
     steps.fetch()
-    # sets loss, weight, squares and stop of stats: sums over all ranks
+    # sets loss, weight, squares and stop of stats, for all ranks together
     stats.all_reduce(stop.requested, square_gradients(run, groups))
     norms = divide_and_clip(run, groups, stats.squares, stats.weight)
     # An update with NaN would ruin every weight. All ranks have the same sums, so all stop.
@@ -288,7 +289,7 @@ def forward_backward(run, model, batch):
     (B,T)."""
     config = run.config
     # The weights are float32, and autocast casts them to bfloat16 where they are used. Its cache
-    # would keep all these copies: 7 GiB in a count of memory (docs/log.md). Without activation
+    # would keep all these copies: 7 GiB when tensors were counted (docs/log.md). Without activation
     # checkpointing the backward pass keeps them anyway, so the cache costs nothing.
     with torch.autocast(run.device.type, run.dtype, enabled=run.dtype != torch.float32,
                         cache_enabled=config.recompute == 0):
@@ -322,8 +323,8 @@ def finish(run, model, log, report, began, as_json):
         files.save(whole, folder)
         run.tokenizer.save(folder)
         files.save_data_config(run.config.data, folder)
-    # Writing a large model takes long. The barrier waits for a day, but the exchange of
-    # tensors that comes next would end the run after some minutes (training/ranks.py).
+    # Writing a large model takes long. This barrier waits for a day. Without it, the other ranks
+    # would wait in the next collective, whose limit is some minutes (training/ranks.py).
     run.ranks.barrier()
     scores = report.scores(run, model, run.out / "samples")
     if run.ranks.mesh:
@@ -360,6 +361,7 @@ def main(argv=None, open_objective=None, make_batch=batch_of):
             fill_weights(run, model, optimizer)
             log = RunLog(run, first_line)
             if run.ranks.first and 0 < run.resume_from.step < run.config.steps:
+                # if other flags change the learning rate at this step
                 warn(describe_jump(run, learning_rates(run.config, run.resume_from.step)))
             steps = Ahead(steps_with_batches(run, make_batch))
             train(run, model, groups, optimizer, objective, steps, log, report, args.eval_every)
@@ -374,7 +376,7 @@ def main(argv=None, open_objective=None, make_batch=batch_of):
     except KeyboardInterrupt:
         end(130, f"interrupted; {checkpoint.how_to_go_on(run)}")
     except RuntimeError as e:
-        end_if_explained(e)
+        end_if_explained(e)  # if training/log.py knows its reason
         raise
 
 

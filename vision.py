@@ -15,7 +15,7 @@ side. Of the patches in an overlap, each is then used from one crop only. Two cr
     column of the mosaic   0                  19      27                  46
     crop a has             aaaaaaaaaaaaaaaaaaaaaaaaaaa
     crop b has                                bbbbbbbbbbbbbbbbbbbbbbbbbbb
-    used of the overlap    aaaaaaaaaaaaaaaaaaaaaaabbbbbbbbbbbbbbbbbbbbbbb    19 * 2 + 8 = 46 columns
+    used                   aaaaaaaaaaaaaaaaaaaaaaabbbbbbbbbbbbbbbbbbbbbbb    19 * 2 + 8 = 46 columns
 
 Windows of 2x2 used patches become one visual token each (3x3 in videos): the low-resolution crop
 gives 14 x 14 = 196 tokens, a mosaic of two crops 14 x 23. Molmo2 uses no class token, no final norm
@@ -43,7 +43,7 @@ class VisionConfig:
     feature_layers: tuple = (24, 18)   # blocks whose outputs are concatenated, in this order
     grid: int = 27                     # patches along one side of a crop
     patch: int = 14                    # pixels along one side of a patch
-    overlap_margin: int = 4            # patches of overlap on each side of a high-resolution crop
+    overlap_margin: int = 4            # patches that a crop gives up where it meets the next one
     eps: float = 1e-6                  # epsilon of the LayerNorms
 
     @property
@@ -223,8 +223,8 @@ def track_times(duration, max_frames, rates):
     """Times of the frames of a video with tracks, in seconds (docs/molmo2.md 3.1).
 
     Every 1/fps seconds, without the last instant. fps is the highest of the increasing frame rates
-    `rates` with which max_frames cover the video, or the lowest if none of them does. They are
-    multiples of the frame rate of the annotations, so that frames have annotated points.
+    `rates` with which max_frames cover the video, or the lowest if none of them does. The
+    rates are multiples of the frame rate of the annotations, so that frames have annotated points.
     """
     fps = rates[0]
     for rate in rates[1:]:

@@ -264,8 +264,8 @@ def test_an_error_of_a_rank_ends_the_ranks_that_share_its_row(files, monkeypatch
         stream.taken(stream.loader_of(files), 1)
 
 
-@pytest.mark.parametrize("micro_batch", [1, 2])
-def test_ranks_of_a_node_get_packs_of_equal_work_at_the_same_time(micro_batch):
+@pytest.mark.parametrize(("micro_batch", "most"), [(1, 1.05), (2, 1.03)])
+def test_ranks_of_a_node_get_packs_of_equal_work_at_the_same_time(micro_batch, most):
     """Four nodes of 8 ranks, and 128 packs that differ by a factor of 4 in attention."""
     work = np.random.default_rng(0).uniform(1, 4, 128)
     packs = [[packing.Item(k, int(1000 * n**0.5), 0, 0)] for k, n in enumerate(work)]
@@ -273,7 +273,7 @@ def test_ranks_of_a_node_get_packs_of_equal_work_at_the_same_time(micro_batch):
     assert sorted(itertools.chain(*shares)) == [*range(128)]
     of_micro_batches = work[np.array(shares)].reshape(4, 8, -1, micro_batch).sum(3)
     of_nodes = of_micro_batches.max(1).sum(1)  # ranks of a node wait in each micro-batch
-    assert of_nodes.max() < 1.05 * work.sum() / 32
+    assert of_nodes.max() < most * work.sum() / 32
     assert share_packs(packs, 32, 1, micro_batch) == packing.balance_packs(packs, 32)
 
 
