@@ -36,7 +36,7 @@ without a video), subtitles.
     frames(record, times)    yields (H,W,3) uint8; times: seconds from the start of the clip
 
 The random choices of an example depend on (seed, its key, epoch) only. So the planner, which calls
-`size`, and the loader, which calls `encode` in another process later, make the same choices.
+`build`, and the loader, which calls `encode` in another process later, make the same choices.
 """
 
 import math

@@ -47,11 +47,11 @@ CEILINGS = {
     "the seven modules, tokens per statement": 12.2,
     "imported by train.py, without evaluation/ and toy/": 53_430,
     "the same, in files": 42,
-    "all Python but tests": 156_200,
-    "tools/": 64_060,
+    "all Python but tests": 156_500,
+    "tools/": 64_360,
     "tools/bench/": 11_720,
-    "tools/convert/, tools/prepare/ and tools/benchmarks.py": 31_140,
-    "tests/": 203_540,
+    "tools/convert/, tools/prepare/ and tools/benchmarks.py": 31_420,
+    "tests/": 203_800,
 }
 
 # Packages that requirements.txt does not install: functions that need one import it when they are

@@ -8,12 +8,14 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
+from records.errors import UserError
 from tools.command import print_table
 
 MODELS = ("Molmo2-4B", "Molmo2-8B", "Molmo2-O-7B")
 PAPER = "paper, version 4"
 COUNT_BINS = ("0_5", "5_10", "10_15", "15_20", "20_25", "25_60")  # true counts, of VideoCount
 NOT_PUBLISHED = (None, None, None)
+NEEDS = "make its records with python -m tools.convert FILE OUT.jsonl --as benchmark-"
 
 
 def read_mask(path):
@@ -152,9 +154,18 @@ def summary(name, records, metrics, predictions):
     main = next(iter(benchmark.scores.values()))
     published = {model: value for model, value in zip(MODELS, main, strict=True) if value}
     scores = {score: found[score] for score in benchmark.scores if score in found}
+    if not scores:
+        raise UserError(f"{name} has none of the scores of these records: {NEEDS}{name}")
     return {"benchmark": name, **scores, "questions": len(predictions), "cut": metrics["cut"],
             "records": len(records), "skipped": metrics["skipped"],
             "published": published, "source": benchmark.source}
+
+
+def check_records(name, records):
+    """UserError if records lack what the score of a benchmark needs."""
+    annotations = [a for record in records for a in record["annotations"]]
+    if BENCHMARKS[name].score and not all("meta" in annotation for annotation in annotations):
+        raise UserError(f"the annotations of {name} need 'meta': {NEEDS}{name}")
 
 
 def print_scores(found):

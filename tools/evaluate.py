@@ -148,6 +148,8 @@ def main(argv=None):
             args.max_new = args.max_new or benchmarks.BENCHMARKS[args.benchmark].max_new
         loaded = model_flags.open_model(args)
         sets = open_sets(args)
+        if args.benchmark:
+            benchmarks.check_records(args.benchmark, sets[0][1])
         if args.draw:
             Path(args.draw).mkdir(parents=True, exist_ok=True)
         found = [evaluate_set(args, loaded, *one_set, ranks) for one_set in sets]

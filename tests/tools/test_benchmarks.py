@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 from evaluation.masks import open_masks
+from records.errors import UserError
 from records.reader import Records
 from tests.evaluation.answers import evaluate_answers
 from tests.evaluation.small_model import save_run
@@ -288,3 +289,11 @@ def test_tracks_of_videotrack_are_scored_once_a_second_in_masks(files):
     assert found["track_f1"] == round((1 + (1 + 0.5) / 2) / 2, 4)
     assert found["hota"] < 1
     assert prompts[1] == "video_point_track_per_frame: the two"
+
+
+def test_records_that_do_not_belong_to_a_benchmark_are_named():
+    """The first mistake is found before the model answers."""
+    with pytest.raises(UserError, match="molmo2-videocount need 'meta': make its records with"):
+        benchmarks.check_records("molmo2-videocount", [{"annotations": [{}]}])
+    with pytest.raises(UserError, match="countbench has none of the scores of these records"):
+        benchmarks.summary("countbench", [], {}, [])

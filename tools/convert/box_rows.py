@@ -33,7 +33,7 @@ def read_voc(row, job):
     # labelImg has written names without an extension
     names = [name] if os.path.splitext(name)[1] else [name + suffix for suffix in IMAGE_SUFFIXES]
     paths = [os.path.join(folder, name) for folder in VOC_FOLDERS for name in names]
-    path = next((path for path in paths if (job.media.root / path).is_file()), name)
+    path = next((path for path in paths if os.path.isfile(job.media.root / path)), name)
     size = [as_number(row["size"][0][side][0]) for side in ("width", "height")]
     return located(job, path, size_of(*size), found)
 

@@ -10,6 +10,7 @@ points there cannot be used. Boxes are clipped to the image. docs/boxes.md has t
 
 from functools import partial
 from itertools import chain
+from os.path import isfile
 from urllib.parse import urlsplit
 
 from records.check import is_kind, is_number, require, short
@@ -48,7 +49,7 @@ def located(job, path, size, found, absent=None):
 
 def size_of_file(file, is_unturned):
     """(width, height) of an image, before EXIF turns it if is_unturned; None if it is missing."""
-    if not file.is_file():
+    if not isfile(file):  # False for a name that is too long, too
         return None
     if not is_unturned:
         return image_size(file)

@@ -53,7 +53,10 @@ def read_options(row):
     """-> the letters and the texts of the options."""
     cells = [row[name] for name in OPTIONS if name in row]
     for names in COLUMNS:
-        columns = {ascii_uppercase[k]: row[name] for k, name in enumerate(names) if name in row}
+        given = [name for name in names if name in row]
+        skip_unless(given == [*names[: len(given)]], "an empty option",
+                    f"the options are {', '.join(given)}, and one before the last of them is empty")
+        columns = {ascii_uppercase[k]: row[name] for k, name in enumerate(given)}
         cells += [columns] if columns else []
     require(len(cells) < 2, "the entry", "it has several lists of options")
     cell = cells[0] if cells else {}
@@ -69,7 +72,7 @@ def read_options(row):
         cell = dict(zip(ascii_uppercase, cell, strict=False))
     require(all(isinstance(text, str) or is_number(text) for text in cell.values()), "the entry",
             "its options must be texts")
-    options = [str(text).strip() for text in cell.values()]
+    options = [str(whole(text)).strip() for text in cell.values()]
     begins = [re.match(rf"\(?{re.escape(letter)}[.):]\s*(?=\S)", text)
               for letter, text in zip(cell, options, strict=True)]
     if all(begins):  # training adds the letters

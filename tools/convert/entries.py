@@ -62,10 +62,11 @@ def check(head, annotations):
     """-> [(number of points or boxes, JSON), ..] of annotations. An error if training cannot read
     them in one record."""
     parse({**head, "annotations": annotations})
+    to_json(head).encode()  # UnicodeEncodeError, a ValueError, for half a surrogate pair
     found = []
     for annotation in annotations:
         text = to_json(annotation)
-        text.encode()  # UnicodeEncodeError, a ValueError, for half a surrogate pair
+        text.encode()
         if "\\u" in text:  # only such a text can contain a character that must be looked for
             read_record(line_of(head, [text]))
         found.append((len(annotation.get("points", annotation.get("boxes", ()))), text))

@@ -93,13 +93,14 @@ def parse(argv, text):
         parser.error(f"{args.kind} can contain images of a test set: download it with 'hf "
                      "download allenai/pixmo-points-eval --repo-type dataset --local-dir "
                      "raw/pixmo-points-eval', and add --exclude raw/pixmo-points-eval")
-    if args.template and (args.out.suffix != ".csv" or not args.sources[0].is_dir()):
-        parser.error("--template needs a folder of images, and a name that ends in .csv")
+    is_folder = len(args.sources) == 1 and args.sources[0].is_dir()
+    if args.template and not (is_folder and args.out.suffix == ".csv"):
+        parser.error("--template needs one folder of images, and a name that ends in .csv")
     if args.out.suffix != ".jsonl" and not args.template:
         parser.error(f"{args.out}: the name of a file of records must end in .jsonl")
     add_outputs(args)
     inputs = [*filter(None, [args.exclude])]
-    for source in args.sources if args.overwrite else ():
+    for source in args.sources if args.overwrite and not args.template else ():
         inputs += files_of(source, args.kind, args.split)[0]
     for path in filter(None, [*args.outs, args.drawing, args.urls, args.masks]):
         refuse_input(parser, path, inputs)

@@ -6,6 +6,7 @@ which labels an image lacks (LVIS), only these are used. docs/boxes.md has the r
 """
 
 import hashlib
+import os
 
 from records.check import is_text
 from records.errors import plural, warn
@@ -43,9 +44,9 @@ def with_negatives(entries, n, job):
 
 
 def image_of(head):
-    """The path of the image of a record."""
+    """The path of the image of a record; ./a.jpg is a.jpg."""
     image = head["image"]
-    return image if isinstance(image, str) else image["path"]
+    return os.path.normpath(image if isinstance(image, str) else image["path"])
 
 
 def choose(candidates, labels, image, n):
@@ -57,4 +58,4 @@ def choose(candidates, labels, image, n):
     absent = {label.strip() for label in filter(is_text, candidates)}
     absent = [label for label in absent if label.casefold() not in shown]
     return sorted(absent, key=lambda label: hashlib.sha256(
-        f"{image}\n{label}".encode("utf-8", "surrogateescape")).digest())[:n]
+        f"{image}\n{label}".encode("utf-8", "surrogatepass")).digest())[:n]

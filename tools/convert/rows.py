@@ -83,7 +83,7 @@ def read_json(path):
         raise DataError(f"{path}: the file is not JSON: {error}; if it has one entry per line, "
                         "its name must end in .jsonl") from None
     is_named = isinstance(content, dict) and len(content) > 1 and all(
-        isinstance(row, dict) for row in content.values())
+        isinstance(row, dict) for row in content.values()) and "_via_img_metadata" not in content
     if isinstance(content, list) or is_named:
         rows = content.items() if is_named else enumerate(content)
         yield from ((f"{path}[{k}]", row) for k, row in rows)

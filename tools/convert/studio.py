@@ -12,6 +12,7 @@ shape, its labels, and texts or choices about it. Results about the whole image 
 
 import math
 from itertools import chain
+from os.path import isfile
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from records.check import require
@@ -76,7 +77,7 @@ def find_medium(data, job):
                 "and videos, but must have one")
     parts = found.pop().strip("/").split("/")
     paths = ["/".join(parts[k:]) for k in range(len(parts))]
-    path = next((path for path in paths if (job.media.root / path).is_file()), paths[-1])
+    path = next((path for path in paths if isfile(job.media.root / path)), paths[-1])
     known = job.found.setdefault(path, paths[0])
     skip_unless(known == paths[0], "several files with the name of the row",
                 f"{path} may be {known} or {paths[0]}; keep the folders of the files in --media")

@@ -11,7 +11,9 @@ import re
 
 from records.check import is_number, is_text, require
 from tools.convert.chats import ROW_FIELDS, check_plain, read_chats
+from tools.convert.make import whole
 from tools.convert.media import VIDEO_SUFFIXES
+from tools.convert.report import NOTHING
 from tools.convert.rows import ANSWERS, CAPTIONS
 
 
@@ -38,11 +40,11 @@ def texts_of(cell):
     """A list of texts, numbers or {"answer": text}, or {"text": such a list} -> a list of texts.
     None for any other value."""
     cell = cell["text"] if isinstance(cell, dict) and "text" in cell else cell
-    entries = cell if isinstance(cell, list) else ()
+    entries = [entry for entry in cell if entry not in NOTHING] if isinstance(cell, list) else ()
     entries = [entry.get("answer") if isinstance(entry, dict) else entry for entry in entries]
     if not entries or not all(is_number(entry) or is_text(entry) for entry in entries):
         return None
-    return [*map(str, entries)]
+    return [str(whole(entry)) for entry in entries]
 
 
 def read_captions(row, job):
@@ -95,6 +97,6 @@ def as_chat(row, names, job):
 def turns_of(value, role):
     """A field -> a list of turns. TRL has a list of turns, other formats have the text of one."""
     is_list = isinstance(value, list) and value and "role" in value[0]
-    value = str(value) if is_number(value) else value
+    value = str(whole(value)) if is_number(value) else value
     return value if is_list else [{"role": role, "content": value}]
 

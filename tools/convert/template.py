@@ -4,14 +4,16 @@ import csv
 import os
 
 from records.errors import RunError, draft, plural, warn
+from records.reader import media_folder
 from tools.convert.media import MEDIA_SUFFIXES
 
 HEIC = (".heic", ".heif")
 
 
 def write_template(folder, out):
-    """Writes a table with a line for each image and video in the folder, and an empty caption. The
-    paths are relative to the folder of the table. RunError if there is none -> their number."""
+    """Writes a table with a line for each image and video in the folder, and an empty caption ->
+    the number of lines. The paths are relative to the folder where tools.convert will look for
+    them. RunError if there is no image and no video."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     heic = [path for path in files if path.suffix.lower() in HEIC]
     if heic:
@@ -23,7 +25,8 @@ def write_template(folder, out):
     with draft(out) as path, open(path, "w", encoding="utf-8", newline="") as file:
         table = csv.writer(file)
         table.writerow(["file_name", "caption"])
-        table.writerows([os.path.relpath(path, out.parent), ""] for path in files)
+        start = media_folder(out, None)
+        table.writerows([os.path.relpath(path, start), ""] for path in files)
     warn(f"fill in the captions in {out}, and convert it: python -m tools.convert {out} "
          f"{out.with_suffix('.jsonl')}")
     return len(files)

@@ -39,12 +39,12 @@ def read_sequence(row, job):
     tracks = {}  # {name of a class: points}
     for cells in csv.reader(row["lines"]):
         require(8 <= len(cells) <= 10, "gt.txt", "each line must have 8 to 10 numbers")
-        frame, number, used = (int(float(cells[k])) for k in (0, 1, 6))
-        if frame in frames and used:
+        frame, number = (int(float(cells[k])) for k in (0, 1))
+        if frame in frames and float(cells[6]):
             name = class_name(int(float(cells[7])), job.path.parent, info.get("name", ""))
             place = centre(*map(float, cells[2:6]), *size)
             if name and place:
-                is_hidden = len(cells) == 9 and float(cells[8]) == 0
+                is_hidden = len(cells) > 8 and float(cells[8]) == 0
                 tracks.setdefault(name, []).append({"t": times[frame], "id": number, **place,
                                                     **({"occluded": True} if is_hidden else {})})
     skip_unless(tracks, "no annotation", "no line of gt.txt is used")
@@ -63,21 +63,30 @@ def read_info(path):
         info = ConfigParser(interpolation=None)
         info.read_string(path.read_text(encoding="utf-8-sig"))
         info = info["Sequence"]
-        numbers = [round(float(info[name]))
-                   for name in ("frameRate", "seqLength", "imWidth", "imHeight")]
+        numbers = []
+        for name in ("frameRate", "seqLength", "imWidth", "imHeight"):
+            number = float(info[name])
+            whole = round(number)  # 29.97 frames per second are 30
+            require(abs(number - whole) <= 0.01 * number, str(path), f"{name} is {info[name]}, "
+                    "but must be a whole number")
+            numbers.append(whole)
         return info, path.parent / info["imDir"], numbers
 
 
 def class_name(number, labels, sequence):
-    """-> the name of a class, or None for a class that is no object."""
+    """-> the name of a class, or None for a class that is no object. Classes count from 1, and -1
+    means the first."""
+    number = 1 if number == -1 else number
     path = labels / "labels.txt"
     if path.is_file():
-        names = path.read_text(encoding="utf-8-sig").split("\n")
+        names = path.read_text(encoding="utf-8-sig").rstrip().split("\n")
+        require(1 <= number <= len(names), str(path), f"it has no line for the class {number} of "
+                "gt.txt; classes count from 1, and -1 means the first")
     else:
         require(sequence.startswith("MOT"), str(path), "it is missing; write the names of the "
                 "classes into it, one per line (one name if all classes are -1)")
         names = CLASSES
-    return names[max(number, 1) - 1].strip() if max(number, 1) <= len(names) else None
+    return names[number - 1].strip() if 1 <= number <= len(names) else None
 
 
 def centre(left, top, width, height, image_width, image_height):

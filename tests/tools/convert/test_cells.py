@@ -1,0 +1,90 @@
+"""Cells that are empty, damaged or written in another way. Each changed the training silently, or
+ended the command."""
+
+import json
+
+import pytest
+from PIL import Image
+
+from tests.tools.convert.command import run
+from tests.tools.convert.test_formats import caption, coco, image, qa
+from tests.tools.convert.test_layouts import AB, MOT, absent, convert, options
+
+LABELS = {"f/gt/labels.txt": "cat\ndog\n"}
+QUESTION = {"image": "a.png", "question": "q"}
+
+
+@pytest.mark.parametrize(("row", "records"), [
+    # an empty option before another one would shift the index
+    (QUESTION | {"a0": "x", "a1": "", "a2": "y", "a3": "z", "answer_idx": 2}, []),
+    (QUESTION | {"a0": "x", "a1": "y", "a2": "", "answer_idx": 1}, [image(options("q", 1, *"xy"))]),
+    # the numbers of a table that was saved by pandas
+    (AB | {"options": [1.0, 2.0], "answer": 2.0}, [image(options("q", 1, "1", "2"))]),
+    (QUESTION | {"answer": 3.0}, [image(qa(("q", "3")))]),
+    # empty entries of a list, and columns of sound without sound
+    ({"image": "a.png", "captions": ["A cup.", ""]}, [image(caption("A cup."))]),
+    (QUESTION | {"answer": "a", "audio": "", "audios": []}, [image(qa("qa"))]),
+])
+def test_a_row_with_empty_cells_or_numbers(tmp_path, row, records):
+    assert convert(tmp_path, {"a.jsonl": [row]})[0] == records
+
+
+@pytest.mark.parametrize(("changed", "labels"), [
+    ({"f/gt/gt.txt": "1,1,1,1,2,2,0.9,2,1\n", **LABELS}, {"dog"}),
+    ({"f/gt/gt.txt": "1,1,1,1,2,2,1,-1,1\n", **LABELS}, {"cat"}),
+    ({"f/gt/gt.txt": "1,1,1,1,2,2,1,0,1\n", **LABELS}, "no line for the class 0 of gt.txt"),
+    ({"f/gt/gt.txt": "1,1,1,1,2,2,1,3,1\n", **LABELS}, "no line for the class 3 of gt.txt"),
+    ({"f/gt/gt.txt": "1,1,1,1,2,2,1,1,0,5\n2,1,1,1,2,2,1,1,1,5\n"}, {"pedestrian"}),
+    ({"f/seqinfo.ini": MOT["f/seqinfo.ini"].replace("Rate=2", "Rate=2.5")}, "frameRate is 2.5"),
+])
+def test_classes_used_lines_and_rates_of_mot(tmp_path, changed, labels):
+    records, _, err = convert(tmp_path, MOT | changed)
+    if isinstance(labels, str):
+        assert not records
+        assert labels in err
+    else:
+        ((record),) = records
+        assert {a["label"] for a in record["annotations"]} == labels
+        hidden = [p for a in record["annotations"] for p in a["points"] if p.get("occluded")]
+        assert len(hidden) == ("0,5" in changed["f/gt/gt.txt"])
+
+
+def test_two_spellings_of_a_path_are_one_image(tmp_path):
+    head = "image,label,x1,y1,x2,y2,width,height\n"
+    lines = "./a.png,cup,1,2,3,4,64,48\na.png,dog,1,2,3,4,64,48\nb.png,cat,1,2,3,4,64,48\n"
+    records, _, _ = convert(tmp_path, {"a.csv": head + lines}, "--negatives", "5")
+    found = set().union(*(labels for path, labels in absent(records).items() if "a.png" in path))
+    assert found == {"cat"}
+
+
+def test_half_a_surrogate_pair_and_a_name_of_300_letters_cost_one_entry(tmp_path):
+    row = {"question": "q", "answers": [{"answer": "a"}] * 3, "image": "a.jpg"}
+    rows = [row, row | {"image": "\ud83d.jpg"}]
+    (tmp_path / "r.json").write_text(json.dumps(rows))
+    _, counts, _ = run(tmp_path / "r.json", tmp_path / "r.jsonl", "--as", "vqa2")
+    assert (counts["rows"], counts["records"]) == (2, 1)
+    box = [1, 2, 3, 4]
+    names = [{"id": 1, "file_name": "x" * 300 + ".jpg"},
+             {"id": 2, "file_name": "b.jpg", "width": 64, "height": 48}]
+    files = coco((1, 1, box), (2, 1, box), (2, 2, box), images=names, categories=[
+        {"id": 1, "name": "cup"}, {"id": 2, "name": "d\ud83d"}])
+    records, _, _ = convert(tmp_path, files, "--negatives", "1")
+    assert [record["image"]["path"] for record in records] == ["b.jpg"]
+
+
+def test_a_template_can_be_converted_beside_a_folder_media_and_replaced(tmp_path):
+    (tmp_path / "media").mkdir()
+    Image.new("RGB", (8, 8)).save(tmp_path / "media/a.png")
+    table = tmp_path / "t.csv"
+    for flags in ([], ["--overwrite"]):
+        assert run(tmp_path / "media", table, "--template", *flags)[0] == 0
+    table.write_text(table.read_text().replace("a.png,", "a.png,A square."))
+    assert run(table, tmp_path / "t.jsonl", media_are_there=False)[1]["records"] == 1
+    status, _, err = run(tmp_path / "media", tmp_path, tmp_path / "two.csv", "--template")
+    assert status == 2
+    assert "--template needs one folder" in err
+
+
+def test_a_project_of_via_without_its_version_is_named(tmp_path):
+    project = {"_via_settings": {"core": {}}, "_via_img_metadata": {}, "_via_attributes": {}}
+    assert "this is VGG Image Annotator" in convert(tmp_path, {"a.json": project})[2]
