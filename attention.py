@@ -141,14 +141,14 @@ def attend(q, k, v, mask):
 # H200 (docs/gpu.md) and 27 ms on a thread of a CPU. Made pair by pair on the CPU, they took 48.8 s
 # (docs/log.md).
 #
-# In a video, a few tokens of text follow each frame. They may not attend to later frames, while the
-# frames attend to all later frames. So in the order of the row, nearly every block above the
-# diagonal is allowed in part. The kernel calls the
-# rule for each pair of such a block, and they are half of all computed blocks. In long rows, q, k
-# and v are therefore put into another order: first the visual tokens of an example, then its text.
-# The output is put back. The rule still compares positions in the row. For backward, the output is
-# stored in both orders. Without Ulysses this takes 8 KiB more per token and layer, which is 4.5 GiB
-# per row in stage 2 of the 4B.
+# In a video, the time of each frame stands before it as text. This text may not attend to later
+# frames, while the frames attend to all of them. So in the order of the row, nearly every block
+# above the diagonal is allowed in part. The kernel calls the rule for each pair of such a block,
+# and they are half of all computed blocks. In long rows, q, k and v are therefore put into another
+# order: first the visual tokens of an example, then its text. The output is put back. The rule
+# still compares positions in the row. For backward, the output is stored in both orders. Without
+# Ulysses, whose exchange makes a second copy anyway, this takes 8 KiB more per token and layer,
+# which is 4.5 GiB per row in stage 2 of the 4B.
 
 # Rows of at least so many tokens are put into this order. In shorter rows, the share of the blocks
 # that are allowed in part hardly changes.
@@ -221,10 +221,11 @@ def list_blocks(q, bidir_q, k, visible_until_k, bidir_k, lengths, size):
         needed = (max(q) >= min(k) and min(q) < max(visible_until_k)) or bidir ranges overlap
         whole  = (min(q) >= max(k) and max(q) < min(visible_until_k)) or one bidir number, not 0
 
-    `needed` is exact, as tests/test_attention.py shows: data.layout keeps the tokens of an example,
-    and of a branch, together, and bidir numbers rise along the row. `whole` may omit a block in
-    which one half of the rule allows some pairs and the other half the rest, which costs time only.
-    The last block is never whole if the row ends inside it.
+    `needed` is exact for whole blocks of queries (tests/test_attention.py): data.layout keeps the
+    tokens of an example, and of a branch, together, and bidir numbers rise along the row. If
+    parallel.distribute makes smaller blocks, some listed blocks may not be needed. `whole` may omit
+    a block in which one half of the rule allows some pairs and the other half the rest, which costs
+    time only. The last block is never whole if the row ends inside it.
     """
     query_shape = -1, 1, size
     key_shape = 1, -1, size
@@ -365,9 +366,9 @@ def attend_chunks(q, k, v, chunks):
     0 and -inf again, which SDPA adds to the scores. So neither is stored. SDPA itself does not run
     again.
     """
-    # For a tensor of keys, index_select: its backward is an index_add. With it, a long document in
-    # chunks is 1.17 times as fast as a loop that calls SDPA once for each example, without it 0.90
-    # times (docs/log.md).
+    # For a tensor of keys, index_select: its backward is an index_add. Compared with one call
+    # of SDPA per example, a long document in chunks is 1.17 times as fast with index_select, and
+    # 0.90 times with an index (docs/log.md).
     def run(q, k, v, keys, mask):
         if torch.is_tensor(keys):
             return attend(q, k.index_select(1, keys), v.index_select(1, keys), mask)

@@ -26,8 +26,8 @@ each would encode its image again (RESULTS.md, "trees").
 A record is a dict (docs/records.md). Its reader adds "id", "key" (for its random choices), "where"
 (its file and line) and "source" (the reader itself). A reader is a sequence of records, which are
 read from a file (records.reader.Records) or drawn (toy.images.World). Its methods raise Unreadable
-if media cannot be used. `info` below is a records.visual.MediaInfo: sizes, times of frames (None
-without a video), subtitles.
+if media cannot be used. `info` in this file is a records.visual.MediaInfo: sizes, times of frames
+(None without a video), subtitles. The members of a reader:
 
     name, fingerprint        what a plan and a resumed run depend on
     image_sizes(record)      [(width, height), ..] from headers
@@ -59,7 +59,7 @@ class DataConfig:
     max_crops: int = 8               # largest number of high-resolution crops of an image
     high_res_share: float = 0.0      # share of images with points that may have more crops
     high_res_crops: int = 24         # their largest number of crops, if all annotations still fit
-    trained_crops: int = 0           # max_crops of the training of --init; only evaluation uses it
+    trained_crops: int = 0           # most_crops() of the training of --init, for evaluation
     max_images: int = 5              # a record with more images is skipped (docs/molmo2.md 2.4)
     max_frames: int = 128            # largest number of frames: 16, 128, 384 in stages 1, 2, 3
     fps: float = 2.0                 # largest number of frames per second of a video
@@ -92,7 +92,7 @@ class Branch:
     kind: str = "qa"                 # the type of the annotation
     weight: float = 1.0              # the record's weight times the annotation's
     of_video: bool = False
-    annotation: int = 0              # its number in the record, from 1, after annotations_of
+    annotation: int = 0              # its number from 1 in what annotations_of returns
     turn_kinds: tuple = ()           # types of the turns of a conversation, two segments each
 
 
@@ -110,7 +110,7 @@ class Example:
     dropped_branches: int = 0        # skipped: too long for the row, too many points, no point left
     dropped_tokens: int = 0          # tokens of the branches that were too long
     id: str = ""
-    images: np.ndarray = None        # (n,P,F) uint8; with a CropShard: only its rank's
+    images: np.ndarray = None        # (n,P,F) uint8, of one rank with a parallel.CropShard
     image_id: np.ndarray = None      # (n,) int32, the image or frame that each crop belongs to
     cp_rank: np.ndarray = None       # (n,) int32, with a CropShard: the rank that has each crop
     pool_src: np.ndarray = field(default_factory=lambda: np.zeros((0, 4), np.int64))
@@ -241,7 +241,7 @@ def build(record, info, tokenizer, config, vision_config, seed, epoch):
     is larger for a share of the images with points (paper: 3.2; docs/molmo2.md 2.4)."""
     example = build_tree(record, info, tokenizer, config, vision_config, seed, epoch)
     # A conversation that does not fit is skipped as a whole; as a tree, some of its turns may fit.
-    # For other records the second build is equal.
+    # Other records are unchanged, but for the order of their branches.
     if config.multi_turn_share and example.dropped_branches:
         config = replace(config, multi_turn_share=0)
         example = build_tree(record, info, tokenizer, config, vision_config, seed, epoch)

@@ -177,8 +177,8 @@ class Attention(nn.Module):
         q, k, v = (x.view(B, T, -1, self.D) for x in (q, k, v))
         if self.norm_per_head:
             q, k = self.q_norm(q), self.k_norm(k)
-        # Under autocast the norms return float32 and v is bfloat16. The kernels and the
-        # exchange between ranks need one dtype, and bfloat16 is half as many bytes.
+        # Under autocast, norms with float32 weights return float32, and v is bfloat16. The kernels
+        # and the exchange between ranks need one dtype, and bfloat16 is half as many bytes.
         q, k = (rotate(x, *rope).to(v.dtype) for x in (q, k))
         return q, k, v
 
@@ -187,8 +187,8 @@ class Block(nn.Module):
     """Two parts, `before` and `after`, with attention between them.
 
     recompute: backward computes the two parts again. Attention, the most expensive function of a
-    long row, runs once. For backward the block then keeps x, and also q, k, v and the output of
-    attention: 20.5 KiB per token of the 4B, and 8 KiB more if attention.py reorders the row.
+    long row, runs once. For backward the block then keeps x, and 20.5 KiB more per token of the 4B:
+    q, k, v and the output of attention. If attention.py reorders the row, it is 8 KiB more.
     """
 
     def __init__(self, config):
@@ -303,7 +303,7 @@ class Molmo2(nn.Module):
         """Token embeddings (B,T,C), with the pooled features added at their <im_patch> tokens."""
         x = self.embed_tokens(batch.tokens)
         n = self.n_recomputed()
-        image_features = self.vision(batch.images, batch.pool_src, n)  # (M,C), of the own crops
+        image_features = self.vision(batch.images, batch.pool_src, n)  # (M,C) of these crops
         image_features = self.route(image_features, batch).to(x.dtype)
         # The features are added to the embedding of <im_patch> and do not replace it
         # (docs/molmo2.md 1.4). An empty window adds zeros to token 0, which changes nothing.
@@ -334,7 +334,7 @@ class Molmo2(nn.Module):
 
     def n_recomputed(self):
         """The number of blocks that are computed again in backward: first those of the ViT, then of
-        the decoder. Backward reaches these last, when it has freed the other blocks.
+        the decoder. Backward reaches the first blocks last, when the others are freed.
 
         `recompute` is their share. 2 means all blocks, and in the decoder attention, too, which
         takes the least memory.

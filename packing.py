@@ -30,7 +30,7 @@ class Batch:
     pos: torch.Tensor                # (B,T) int64, RoPE position; 0 where padding
     visible_until: torch.Tensor      # (B,T) int32, as is bidir: the mask (attention.py)
     bidir: torch.Tensor
-    example: torch.Tensor            # (B,T) int32, number of its example; the highest is padding
+    example: torch.Tensor            # (B,T) int32, number of its example; padding: n examples
     annotation: torch.Tensor         # (B,T) int32, of the example, from 1; 0: prefix or padding
     images: torch.Tensor             # (N,P,F) uint8, crops, at least one; blank crops are last
     pool_src: torch.Tensor           # (M,K) int64, patches n*P+p that a visual token pools, or -1

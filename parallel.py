@@ -25,7 +25,7 @@ neighbours exchange heads, and groups of neighbours gather.
 
 With 8 ranks, the 4B and a row of stage 3, a rank receives 79 MiB in the forward pass of a layer
 with Ulysses, and 126 MiB with gather (docs/cluster.md). But in Ulysses the number of ranks must
-divide the number of query heads, and fit to the kv heads.
+divide the number of query heads, and divide or be divided by the number of kv heads.
 
 vision.py and attention.py do not depend on this file. `parallelize` replaces two functions of the
 model, `attend` and `route`. Losses are sums over tokens, so each rank adds its own part.
@@ -72,7 +72,7 @@ def make_mesh(cp, device="cpu", cp_heads=0):
 
 
 class AllToAll(torch.autograd.Function):
-    """x (cp, ..): part j is sent to rank j, and part j of the result comes from rank j. Applied
+    """x (n, ..): part j is sent to rank j, and part j of the result comes from rank j. Applied
     twice it changes nothing, so backward is the same exchange of gradients."""
 
     @staticmethod
@@ -89,33 +89,33 @@ class AllToAll(torch.autograd.Function):
 
 
 def ulysses(attend, group):
-    """attend for T tokens -> the same for a rank's slice (B,T/cp,H,D), with the mask of all T. cp
+    """attend for T tokens -> the same for a rank's slice (B,T/n,H,D), with the mask of all T. n
     ranks exchange heads. T is the row, or a group's part of it if groups gather keys.
 
     One exchange sends q, k and v together, where the official code has three, and a second one
     returns the result. kv heads are repeated only if there are fewer of them than ranks.
     """
-    cp = dist.get_world_size(group)
+    n = dist.get_world_size(group)
 
     def exchanged(q, k, v, mask):
-        B, t, H, D = q.shape  # t = T / cp
+        B, t, H, D = q.shape  # t = T / n
         G = k.shape[2]
-        if cp > G:  # every rank needs at least one kv head
-            k, v = (x.repeat_interleave(cp // G, dim=2) for x in (k, v))
+        if n > G:  # every rank needs at least one kv head
+            k, v = (x.repeat_interleave(n // G, dim=2) for x in (k, v))
         # Rank j gets the j-th run of query heads and of kv heads. In grouped attention, adjacent
         # query heads share a kv head, so each rank has the kv heads of its query heads.
-        q, k, v = (x.view(B, t, cp, -1, D) for x in (q, k, v))
+        q, k, v = (x.view(B, t, n, -1, D) for x in (q, k, v))
         h = q.shape[3]
         g = k.shape[3]
-        sent = torch.cat([q, k, v], 3).permute(2, 0, 1, 3, 4)  # (cp,B,t,h+2g,D)
+        sent = torch.cat([q, k, v], 3).permute(2, 0, 1, 3, 4)  # (n,B,t,h+2g,D)
         # the first dimension was the rank of the heads; now it is the rank of the tokens
         received = AllToAll.apply(sent, group)
-        row = received.permute(1, 0, 2, 3, 4).reshape(B, cp * t, h + 2 * g, D)  # (B,T,h+2g,D)
+        row = received.permute(1, 0, 2, 3, 4).reshape(B, n * t, h + 2 * g, D)  # (B,T,h+2g,D)
         q, k, v = row.split((h, g, g), 2)
         out = attend(q, k, v, mask)  # (B,T,h,D)
         # back: the first dimension is the rank that gets the tokens; after the exchange it is
         # again the rank of the heads
-        sent = out.reshape(B, cp, t, h, D).permute(1, 0, 2, 3, 4)  # (cp,B,t,h,D)
+        sent = out.reshape(B, n, t, h, D).permute(1, 0, 2, 3, 4)  # (n,B,t,h,D)
         received = AllToAll.apply(sent, group)
         return received.permute(1, 2, 0, 3, 4).reshape(B, t, H, D)
 
@@ -249,7 +249,7 @@ def cut_for_rank(batch, rank, cp, cp_heads=0):
     cp_heads = cp_heads or cp
     n_groups = cp // cp_heads
     group_positions = distribute(T, n_groups)
-    # (cp,t), the positions of each rank; neighbours divide the tokens of a group
+    # (cp,t), the positions of each rank; a group is the neighbours that exchange heads
     positions = group_positions.view(cp, -1)
     sends, destination = route_visual_tokens(batch, positions)
     # Both ranks of an exchange compute the same lists, so no message has to say which visual token

@@ -289,8 +289,8 @@ def forward_backward(run, model, batch):
     (B,T)."""
     config = run.config
     # The weights are float32, and autocast casts them to bfloat16 where they are used. Its cache
-    # would keep all these copies: 7 GiB when tensors were counted (docs/log.md). Without activation
-    # checkpointing the backward pass keeps them anyway, so the cache costs nothing.
+    # would keep all these copies: 7 GiB, by a count of all tensors (docs/log.md). Without
+    # activation checkpointing the backward pass keeps them anyway, so the cache costs nothing.
     with torch.autocast(run.device.type, run.dtype, enabled=run.dtype != torch.float32,
                         cache_enabled=config.recompute == 0):
         nll, lse = model(batch)  # float32, and 0 where there is no loss
@@ -361,7 +361,7 @@ def main(argv=None, open_objective=None, make_batch=batch_of):
             fill_weights(run, model, optimizer)
             log = RunLog(run, first_line)
             if run.ranks.first and 0 < run.resume_from.step < run.config.steps:
-                # if other flags change the learning rate at this step
+                # says nothing unless other flags let the learning rate jump here
                 warn(describe_jump(run, learning_rates(run.config, run.resume_from.step)))
             steps = Ahead(steps_with_batches(run, make_batch))
             train(run, model, groups, optimizer, objective, steps, log, report, args.eval_every)

@@ -133,7 +133,7 @@ FAST = {
          "needed_by, index = np.divmod(position, t)"),
         ("number = np.searchsorted(crops, crop)", "number = crop"),
         ("midpoint = end - n_crops / 2", "midpoint = end"),
-        ("x.repeat_interleave(cp // G, dim=2)", "x.repeat(1, 1, cp // G, 1)"),
+        ("x.repeat_interleave(n // G, dim=2)", "x.repeat(1, 1, n // G, 1)"),
         ("return AllToAll.apply(grad, ctx.group), None", "return grad, None"),
         ("row = blocks.permute(1, 2, 0, 3, 4, 5)", "row = blocks.permute(1, 0, 2, 3, 4, 5)"),
         ("return Dispatch.apply(grad, *ctx.back)", "return Dispatch.apply(-grad, *ctx.back)"),
