@@ -146,9 +146,9 @@ def attend(q, k, v, mask):
 # above the diagonal is allowed in part. The kernel calls the rule for each pair of such a block,
 # and they are half of all computed blocks. In long rows, q, k and v are therefore put into another
 # order: first the visual tokens of an example, then its text. The output is put back. The rule
-# still compares positions in the row. For backward, the output is stored in both orders. Without
-# Ulysses, whose exchange makes a second copy anyway, this takes 8 KiB more per token and layer,
-# which is 4.5 GiB per row in stage 2 of the 4B.
+# still compares positions in the row. For backward, the output is stored in both orders. This
+# takes 8 KiB more per token and layer, which is 4.5 GiB per row in stage 2 of the 4B. With Ulysses
+# it takes no more, because the exchange copies the output anyway.
 
 # Rows of at least so many tokens are put into this order. In shorter rows, the share of the blocks
 # that are allowed in part hardly changes.

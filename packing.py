@@ -400,7 +400,7 @@ class Crops:
             self.images.append(images)
             if cp_rank is not None:
                 self.cp_rank += cp_rank.tolist()
-            self.n_crops += len(image_id)  # crops of all ranks; `images` has those of this rank
+            self.n_crops += len(image_id)  # crops of all ranks, also if `images` has fewer
 
     def arrays(self, bucket, n_pixel):
         n = sum(map(len, self.images))  # with a CropShard, these are the crops of one rank

@@ -2,8 +2,8 @@
 
 in    a Molmo2; on each rank of a context-parallel group a Batch with the tokens of the whole row
       and the crops of this rank (CropShard)
-out   the model, whose attention and vision are distributed over ranks and whose weights are
-      sharded; this rank's part of the Batch
+out   the model with sharded weights, which distributes attention and vision over ranks; this
+      rank's part of the Batch
 
 A rank is a process, with one GPU if there are any. There are dp x cp ranks. The cp ranks of a group
 share the same rows, and each takes a part of their tokens (context parallelism). Different groups

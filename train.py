@@ -324,7 +324,7 @@ def finish(run, model, log, report, began, as_json):
         run.tokenizer.save(folder)
         files.save_data_config(run.config.data, folder)
     # Writing a large model takes long. This barrier waits for a day. Without it, the other ranks
-    # would wait in the next collective, whose limit is some minutes (training/ranks.py).
+    # would wait in the next collective, which fails after some minutes (training/ranks.py).
     run.ranks.barrier()
     scores = report.scores(run, model, run.out / "samples")
     if run.ranks.mesh:
@@ -376,7 +376,7 @@ def main(argv=None, open_objective=None, make_batch=batch_of):
     except KeyboardInterrupt:
         end(130, f"interrupted; {checkpoint.how_to_go_on(run)}")
     except RuntimeError as e:
-        end_if_explained(e)  # if training/log.py knows its reason
+        end_if_explained(e)  # with a sentence, if training/log.py has one for it
         raise
 
 

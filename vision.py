@@ -43,7 +43,7 @@ class VisionConfig:
     feature_layers: tuple = (24, 18)   # blocks whose outputs are concatenated, in this order
     grid: int = 27                     # patches along one side of a crop
     patch: int = 14                    # pixels along one side of a patch
-    overlap_margin: int = 4            # patches that a crop gives up where it meets the next one
+    overlap_margin: int = 4            # patches not used on a side of a crop with a neighbour
     eps: float = 1e-6                  # epsilon of the LayerNorms
 
     @property

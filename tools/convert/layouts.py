@@ -120,7 +120,7 @@ def layout_of(row):
     if not isinstance(row, dict):
         return "records"
     signs = {key for key, value in row.items() if value is not None}  # None counts as absent
-    signs -= {key for key in ("audio", "audios") if not row.get(key)}  # as does [], no sound
+    signs -= {key for key in ("audio", "audios") if not row.get(key)}  # as does [] here
     annotations = row.get("annotations")
     if isinstance(annotations, list) and annotations and isinstance(annotations[0], dict):
         signs |= {f"annotations.{key}" for key in annotations[0]}

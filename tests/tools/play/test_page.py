@@ -104,7 +104,7 @@ def test_while_the_server_is_stopped_old_answers_are_dimmed_and_it_is_said_to_co
     page.wait("$('time').textContent === 'The model computes the answers ..'")
     page.run("release()")
     page.wait()
-    # the first change and the newest one, and none of those between
+    # the first change and the newest one, and no change between them
     assert page.run("return bodies.map(body => body.scene.objects[0].x)") == [20, 50]
     assert page.find("#answers")[0].get_attribute("aria-busy") == "false"
     assert re.fullmatch(r"\d+ ms from change to answers", text(page, "#time"))
