@@ -247,7 +247,8 @@ FAST = {
         ('entry.get("size"), entry.get("sampling_rate")', 'entry.get("size")'),
     ],
     "training/planner.py": [
-        ("(bad >= MANY and bad > self.max_skip * tried)", "bad >= MANY"),
+        ("bad / epochs >= MANY and bad > self.max_skip * tried", "bad / epochs >= MANY"),
+        ("bad / epochs >= MANY", "bad >= MANY"),
         ("if where not in self.warned:", "if True:"),
     ],
     "training/loader.py": [

@@ -1,17 +1,21 @@
-"""Validates all records of a file or a mixture and prints each mistake with its line.
+"""Validates all records of files or mixtures and prints each mistake with its line.
 
     python -m tools.check tests/media/records.jsonl --media tests/media --decode
 
 With --decode it also decodes every image, and the frames of every video that a training run with
-the same --fps and --max-frames uses.
+the same --fps and --max-frames uses. For several files it says which images and videos of a file
+are also in a file before it, since none should be in training and held out.
 
 Exit status: 0 if nothing is wrong, 1 if there is a mistake, 2 if a file is missing or is not a
 file of records.
 """
 
 import hashlib
+import os
 import sys
 from collections import Counter
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
 
@@ -95,6 +99,18 @@ def compare_declared(records, record, sizes):
     return [Problem("other than declared", sentence) for sentence in found]
 
 
+def count_shared(records, seen):
+    """Adds the images and videos of valid records to seen, {path: the first file that has it} ->
+    Counter {another file: number of images and videos that it has, too}."""
+    paths = set()
+    for i in range(len(records)):
+        with suppress(Unreadable):
+            paths |= {os.path.realpath(path) for path in records.paths_of(records[i])}
+    owners = Counter(seen.setdefault(path, records.path) for path in paths)
+    del owners[records.path]
+    return owners
+
+
 def check_file(records, config, decode_all, print_all):
     """Prints the mistakes in a file, then their counts -> bool: is there any mistake?"""
     counts = Counter()
@@ -122,7 +138,7 @@ def check_file(records, config, decode_all, print_all):
 def main(argv=None):
     parser = make_parser("check", __doc__)
     add = parser.add_argument
-    add("file", type=Path, help=(
+    add("files", nargs="+", type=Path, metavar="FILE", help=(
         "a file of records (.jsonl), or a mixture, whose name ends in mix.json"))
     add("--media", metavar="DIR", help="the paths in the records are relative to this folder "
         "(default: the folder media/ beside the file, or else the folder of the file)")
@@ -137,11 +153,14 @@ def main(argv=None):
     args = parser.parse_args(argv)
     # the limit for the number of images depends on the run, so it is not checked
     config = DataConfig(max_images=10**6, fps=args.fps, max_frames=args.max_frames)
-    entries = [{"path": args.file}]
-    if args.file.name.endswith("mix.json"):
-        entries = [member for entry in read_mix(args.file)
-                   for member in entry.get("data", [entry])]
+    entries = []
+    for path in args.files:
+        if path.name.endswith("mix.json"):
+            entries += chain.from_iterable(entry.get("data", [entry]) for entry in read_mix(path))
+        else:
+            entries.append({"path": path})
     status = 0
+    seen = {}
     for entry in entries:
         options = {key: entry[key] for key in OPTIONS if key in entry}
         try:
@@ -152,6 +171,9 @@ def main(argv=None):
             status = 2
             continue
         status = max(status, int(check_file(records, config, args.decode, args.all)))
+        if len(args.files) > 1:
+            for first, n in count_shared(records, seen).items():
+                print_visible(f"{records.path}: {n:,} of its images and videos are also in {first}")
     return status
 
 

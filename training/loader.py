@@ -231,7 +231,7 @@ class Loader:
                 example = self.decoder.decode(item, shard, reason)
             source, i, _ = self.mixture[item.index]
             example.source = source.name
-            self.unreadable.count(example.source, source.where(i) if reason else "", reason)
+            self.unreadable.count(source, source.where(i) if reason else "", reason)
             row.append(example)
         return row
 

@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from itertools import count, islice, pairwise
+from math import ceil
 
 import numpy as np
 
@@ -27,14 +28,15 @@ from training.processes import iterate
 from training.sources import list_changes
 
 CHUNK = 64  # records that a process measures at a time
-MANY = 100  # a run can end after so many bad records of one source
+MANY = 100  # a run can end after so many bad records of one file
 
 
 @dataclass
 class BadRecords:
     """Counts the bad records of each source that were found while planning or while decoding.
-    Raises `error` after MANY bad records in a row. Also raises it if at least MANY records are bad
-    and these are more than max_skip of all records drawn. A record is drawn once in an epoch."""
+    Raises `error` after MANY bad records in a row. Also raises it if at least MANY different
+    records are bad and these are more than max_skip of all records drawn. An epoch draws each
+    record once, so one damaged image among 20 ends no run, however long it is."""
 
     consequence: str  # end of the warnings
     error: type
@@ -44,8 +46,10 @@ class BadRecords:
     in_a_row: dict = field(default_factory=dict)  # {source: n}, bad records since the last good one
     warned: set = field(default_factory=set)  # "file:line" of records with a warning
 
-    def count(self, source, where, reason=""):
-        """Counts a record. With a reason it is bad, and the first time this prints a warning."""
+    def count(self, records, where, reason=""):
+        """Counts a record of a file. With a reason it is bad, and the first time this prints a
+        warning."""
+        source = records.name
         self.tried[source] = self.tried.get(source, 0) + 1
         self.in_a_row[source] = self.in_a_row.get(source, 0) + 1 if reason else 0
         if not reason:
@@ -56,12 +60,14 @@ class BadRecords:
         self.warned.add(where)
         bad = sum(self.counts[source].values())
         tried = self.tried[source]
-        if self.in_a_row[source] >= MANY or (bad >= MANY and bad > self.max_skip * tried):
+        epochs = ceil(tried / len(records))
+        is_share_high = bad / epochs >= MANY and bad > self.max_skip * tried
+        if self.in_a_row[source] >= MANY or is_share_high:
             raise self.error(
                 f"{bad} of {tried} draws from {source} gave a record that could not be used, "
                 f"the last {self.in_a_row[source]} of them in a row. The last one is {where}: "
-                f"{reason}. 'python -m tools.check FILE --decode' lists all of them; --max-skip "
-                "sets the allowed share")
+                f"{reason}. 'python -m tools.check FILE --decode' lists all of them. Repair their "
+                "images or videos, then continue with --resume. --max-skip sets the allowed share")
 
     def state(self):
         """-> the fields from which `replace` makes an object that continues to count."""
@@ -197,7 +203,7 @@ class StepPlanner(Iterator):
         if self.measured is None:
             self.measured = measure_in_order(self.measurer, self.n_processes, index)
         found = next(self.measured)
-        self.skipped.count(self.mixture[index][0].name, found.where, found.reason)
+        self.skipped.count(self.mixture[index][0], found.where, found.reason)
         if found.reason:
             return None
         self.ids[index] = found.id

@@ -105,6 +105,22 @@ def test_a_letter_that_the_locale_lacks_costs_its_record(tmp_path, run, monkeypa
     assert (status, err) == (1, "")
 
 
+def test_images_of_two_files_are_counted(tmp_path, run):
+    """Also if the paths are spelled differently, and not those of invalid records."""
+    for name in ("a.png", "b.png"):
+        (tmp_path / name).touch()
+    rows = [image(CAPTION, image=name) for name in ("a.png", "b.png")]
+    paths = [write(tmp_path / name, *rows) for name in ("train.jsonl", "test.jsonl", "new.jsonl")]
+    write(paths[1], image(CAPTION, image=str(tmp_path / "b.png")), image(CAPTION, image="./b.png"))
+    write(paths[2], image({**QA, "weight": -1}))
+    status, out, err = run(*paths)
+    assert (status, err) == (1, "")
+    assert out[:3] == [
+        f"{paths[0]}: 2 records; nothing is wrong", f"{paths[1]}: 2 records; nothing is wrong",
+        f"{paths[1]}: 1 of its images and videos are also in {paths[0]}"]
+    assert out[4:] == [f"{paths[2]}: 1 record; wrong record 1"]
+
+
 @pytest.mark.parametrize("decode", [False, True])
 def test_check_opens_the_files_only_when_told_to(tmp_path, run, decode):
     for name in ("coins.png", "bigbuckbunny.mp4"):

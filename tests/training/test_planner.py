@@ -5,7 +5,8 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import replace
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -33,6 +34,15 @@ def files(tmp_path_factory):
     return write_files(tmp_path_factory.mktemp("data"))
 
 
+@dataclass
+class FakeFile:
+    name: str
+    n_records: int
+
+    def __len__(self):
+        return self.n_records
+
+
 def mixed(files):
     return ["--data", f"{files[0]}=0.7", f"{files[1]}=0.3"]
 
@@ -58,7 +68,8 @@ def test_a_source_of_which_too_much_is_skipped_stops_the_run(tmp_path):
 
     assert planned(few).tried["few.jsonl"] >= 600
     message = (r"100 of \d+ draws from many.jsonl gave a record that could not be used, the last "
-               r"\d+ of them in a row. The last one is .*many.jsonl:\d+: too long: .*--max-skip ")
+               r"\d+ of them in a row. The last one is .*many.jsonl:\d+: too long: .*--resume. "
+               r"--max-skip ")
     with pytest.raises(DataError, match=message):
         planned(many)
     assert planned(many, max_skip=0.8).counts["many.jsonl"]["too long"] > 100
@@ -172,6 +183,18 @@ def test_a_plan_file_gives_the_steps_of_the_planner_and_is_resumed_exactly(files
 def test_a_record_is_named_once_and_counted_whenever_it_is_drawn(capsys):
     bad = BadRecords("skipped", DataError, 0.5)
     for _ in range(3):
-        bad.count("a.jsonl", "a.jsonl:1", "too long: 9 tokens")
+        bad.count(FakeFile("a.jsonl", 4), "a.jsonl:1", "too long: 9 tokens")
     assert capsys.readouterr().err == "train.py: a.jsonl:1: too long: 9 tokens; skipped\n"
     assert bad.counts == {"a.jsonl": {"too long": 3}}
+
+
+@pytest.mark.parametrize(("n_bad", "n_records", "stops"), [
+    (1, 20, False), (99, 2000, False), (100, 2000, True), (100, 10_200, False), (2, 2, True)])
+def test_a_few_damaged_images_end_no_run_and_a_hundred_do(n_bad, n_records, stops):
+    """In 60 epochs, whose bad records are evenly spaced. The last row has bad records only."""
+    bad = BadRecords("skipped", DataError, 0.01)
+    file = FakeFile("a.jsonl", n_records)
+    with pytest.raises(DataError, match=r"^100 of ") if stops else nullcontext():
+        for k in range(60 * n_records):
+            is_bad = k * n_bad % n_records < n_bad
+            bad.count(file, f"a.jsonl:{k % n_records}", "damaged: x" if is_bad else "")

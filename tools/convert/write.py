@@ -75,14 +75,16 @@ def numbered(args, entries):
 
 class Output:
     """The files that the command writes, and what it found. They replace their targets when all are
-    complete. start: the folder that the paths in the input are relative to."""
+    complete. start, target: the folders that the paths in the input and in the output are relative
+    to."""
 
-    def __init__(self, args, start, stack):
+    def __init__(self, args, start, target, stack):
         paths = [stack.enter_context(draft(path)) for path in args.outs]
         self.files = [stack.enter_context(open(path, "wb")) for path in paths]
         self.counts = [0] * len(paths)
         self.is_held_out = HoldOut(args.hold_out) if args.hold_out else None
         self.start = start
+        self.target = target
         self.urls = self.masks = None
         if args.urls:
             self.urls = stack.enter_context(
@@ -103,8 +105,8 @@ class Output:
             read_record(line)
         part = 0
         if self.is_held_out:
-            part = self.is_held_out([os.path.relpath(os.path.join(self.start, name), self.start)
-                                     for name in names] or [", ".join(annotations)])
+            part = self.is_held_out([os.path.relpath(os.path.join(self.target, name), self.target)
+                                     for name in media_of(moved)] or [", ".join(annotations)])
         self.files[part].write(line)
         self.counts[part] += 1
         for name in names:
@@ -145,7 +147,7 @@ def write(args, report):
     job = Job(args, report, Media(start, store))
     subtitles = SubtitleFolder(args.subtitles, start) if args.subtitles else None
     with ExitStack() as stack:  # closes all files before the first of them replaces its target
-        output = Output(args, start, stack)
+        output = Output(args, start, target, stack)
         entries = read_entries(args, job, subtitles)
         if args.exif_unturned:
             entries = turned(entries, job)

@@ -475,6 +475,26 @@ def test_no_picture_is_in_training_and_held_out(tmp_path):
     assert run(path, tmp_path / "b.jsonl", "--hold-out", "0")[1]["records"] == 1
 
 
+def test_the_form_of_a_path_does_not_change_what_is_held_out(tmp_path):
+    """photos/1.png of rows.jsonl and 1.png with --media photos are the same image. The folder of
+    the clone does not matter either."""
+    found = []
+    for home, media in (("a", "photos"), ("b", "."), ("b", "absolute")):
+        root = tmp_path / home
+        (root / "photos").mkdir(parents=True, exist_ok=True)
+        start = {"photos": "", ".": "photos/", "absolute": f"{root}/photos/"}[media]
+        rows = [image(caption(str(n)), path=f"{start}{n}.png") for n in range(40)]
+        path = write(root, {"rows.jsonl": rows})
+        folder = root / "photos" if media == "photos" else root
+        status, _, err = run(path, root / "out.jsonl", "--hold-out", "0.3", "--overwrite",
+                             "--media", folder)
+        assert (status, err) == (0, "")
+        lines = (root / "out-held-out.jsonl").read_text().splitlines()
+        found.append([json.loads(line)["annotations"][0]["text"] for line in lines])
+    assert found[0] == found[1] == found[2]
+    assert 0 < len(found[0]) < 40
+
+
 def test_the_first_images_are_drawn_with_their_boxes(tmp_path):
     Image.new("RGB", (400, 300)).save(tmp_path / "a.png")
     square = image(box("cup", (0.25, 0.25, 0.75, 0.75), coords="unit"))
