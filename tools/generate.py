@@ -190,6 +190,9 @@ def answer_folder(loaded, open_one, args, options):
                 continue
             try:
                 answer = loaded.reply(open_one(path), [(args.prompt, None)], **options)
+            except KeyboardInterrupt:
+                warn(f"interrupted; the same command continues {out}")
+                raise
             except Unreadable as error:
                 warn(f"{error}; skipped")
                 unreadable.append(path)

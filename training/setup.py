@@ -76,9 +76,12 @@ def layout_error(world, config, model):
                 f"over {heads} ranks; --cp-exchange gather works with any number of heads")
     if world % cp:
         return f"--cp {cp}: the number of processes, {world}, is not a multiple of it"
-    if config.batch % (world // cp * config.micro_batch):
-        return (f"--batch {config.batch} is not a multiple of {world // cp} data-parallel ranks "
-                f"times --micro-batch {config.micro_batch}")
+    dp = world // cp  # data-parallel ranks
+    if config.batch % (dp * config.micro_batch):
+        fitting = [n for n in range(1, config.micro_batch) if config.batch % (dp * n) == 0]
+        hint = f"--micro-batch {fitting[-1]}" if fitting else f"a multiple of {dp} for --batch"
+        return (f"--batch {config.batch} is not a multiple of {dp} data-parallel ranks times "
+                f"--micro-batch {config.micro_batch}; use {hint}")
     if config.shard and world % config.shard:
         return f"--shard {config.shard}: the number of processes, {world}, is not a multiple of it"
     if config.data.max_tokens % cp:

@@ -95,6 +95,9 @@ def why_no_model(folder):
     if steps:
         return (f"its run has not finished; the command of the run with --resume continues it, and "
                 f"with --finish-at {max(steps)} makes a model of the checkpoint step-{max(steps)}")
+    if folder.is_dir() and folder.name.startswith("step-"):
+        return (f"this is a checkpoint; the command of its run with --finish-at {folder.name[5:]} "
+                "makes a model of it")
     if folder.is_dir():
         return "this folder contains no model (no config.json of a model)"
     return (f"no such folder{hint_of_path(folder)}; to download a released model: hf download "

@@ -268,6 +268,7 @@ def test_a_folder_gives_one_line_per_file_and_a_second_start_continues(
     monkeypatch.setattr(answer, "encode_prompt", interrupted)
     with pytest.raises(SystemExit):
         call(*flags)
+    assert f": interrupted; the same command continues {out}\n" in capsys.readouterr().err
     assert out.read_bytes().count(b"\n") == 11
     with open(out, "r+b") as file:
         file.truncate(out.stat().st_size - 9)

@@ -33,7 +33,12 @@ LAYOUTS = [
     (8, ["--cp", "3"], "--cp 3: 8 query and 2 kv heads"),
     (8, ["--cp-heads", "3"], "--cp 4 is not a multiple of --cp-heads 3"),
     (6, [], "--cp 4: the number of processes, 6, is not a multiple of it"),
-    (8, ["--batch", "6"], "--batch 6 is not a multiple of 2 data-parallel ranks times"),
+    (8, ["--batch", "6"], "--batch 6 is not a multiple of 2 data-parallel ranks times "
+     "--micro-batch 2; use --micro-batch 1"),
+    (8, ["--batch", "48", "--micro-batch", "18"], "--batch 48 is not a multiple of 2 data-parallel "
+     "ranks times --micro-batch 18; use --micro-batch 12"),
+    (8, ["--batch", "5"], "--batch 5 is not a multiple of 2 data-parallel ranks times "
+     "--micro-batch 2; use a multiple of 2 for --batch"),
     (8, ["--data.max_tokens=62"], "--data.max_tokens=62 is not a multiple of --cp 4"),
     (8, ["--shard", "3"], "--shard 3: the number of processes, 8, is not a multiple"),
 ]

@@ -129,6 +129,12 @@ def test_a_wrong_folder_is_refused_in_one_sentence(run, name):
     assert all(word in str(error.value) for word in [str(run), *words]), error.value
 
 
+def test_the_folder_of_a_checkpoint_has_no_model(tmp_path):
+    (tmp_path / "step-9").mkdir()
+    with pytest.raises(OSError, match=r"step-9: this is a checkpoint; .* --finish-at 9 makes"):
+        files.describe(tmp_path / "step-9")
+
+
 def status(name):
     """MiB of this process as Linux counts them: VmRSS now, VmHWM at its highest."""
     text = Path("/proc/self/status").read_text()

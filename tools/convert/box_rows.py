@@ -1,8 +1,9 @@
-"""The layouts of Pascal VOC, and of tables with a line for each box (CSV)."""
+"""The layouts of Pascal VOC, and of tables with a line for each box or point (CSV)."""
 
 import os
 
 from records.check import is_number, require
+from records.errors import Unreadable
 from tools.convert.boxes import located
 from tools.convert.make import UNIT, size_of, skip_unless
 from tools.convert.media import IMAGE_SUFFIXES
@@ -14,9 +15,9 @@ NAMES = {  # what a column contains: the names that it may have
     "image": ("image", "filename", "file_name"), "label": ("label", "class", "class_name"),
     "left": ("left", "xmin", "x_min", "x1"), "top": ("top", "ymin", "y_min", "y1"),
     "right": ("right", "xmax", "x_max", "x2"), "bottom": ("bottom", "ymax", "y_max", "y2"),
-    "width": ("width",), "height": ("height",)}
-SIGN = " | ".join(f"{image} {label} {left}" for image in NAMES["image"]
-                  for label in NAMES["label"] for left in NAMES["left"])
+    "x": ("x",), "y": ("y",), "width": ("width",), "height": ("height",)}
+SIGN = " | ".join(f"{image} {label} {first}" for image in NAMES["image"]
+                  for label in NAMES["label"] for first in (*NAMES["left"], *NAMES["x"]))
 
 
 def read_voc(row, job):
@@ -47,7 +48,7 @@ def as_number(cell):
 
 
 def by_image(rows, job):
-    """A table with a line for each box -> a row for each image, with all its boxes."""
+    """A table with a line for each box or point -> a row for each image, with all of them."""
     images = {}
     known = {name for names in NAMES.values() for name in names}
     for where, row in rows:
@@ -69,12 +70,13 @@ def read_boxes(row, job):
     boxes = row["boxes"]
     found = []
     for box in boxes:
-        if all(box[key] is None for key in ("label", *SIDES)):
+        if all(box[key] is None for key in ("label", "x", "y", *SIDES)):
             continue  # a line for an image without objects
         skip_unless(not str(box["label"]).isdecimal(), "no label",
                     f"the label is the number {box['label']}; write the name of the class")
-        found.append((box["label"], [as_number(box[side]) for side in SIDES]))
-    furthest = max((side for _, place in found for side in place if is_number(side)), default=2)
+        found.append((box["label"], place_of(box)))
+    places = [place for _, place in found if isinstance(place, list)]
+    furthest = max((side for place in places for side in place if is_number(side)), default=2)
     skip_unless(job.args.unit or furthest > 1, "no unit", "no number is above 1; say with --unit "
                 "unit that they are fractions of the image's sides, or with --unit pixel")
     path = boxes[0]["image"]
@@ -84,3 +86,14 @@ def read_boxes(row, job):
     else:
         size = size_of(*map(as_number, size))
     return located(job, path, size, found)
+
+
+def place_of(box):
+    """-> a point or a box, see make.placed."""
+    if box["x"] is None and box["y"] is None:
+        return [as_number(box[side]) for side in SIDES]
+    given = [key for key in (*SIDES, "width", "height") if box[key] is not None]
+    if given:  # width and height may be the size of a box whose corner is x, y
+        return Unreadable("point or box", f"it has x and y, and also {', '.join(given)}; a point "
+                          "has only x and y, and a box has left, top, right and bottom")
+    return [as_number(box["x"]), as_number(box["y"])]

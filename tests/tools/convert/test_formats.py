@@ -196,6 +196,13 @@ TABLE = [
       "2.jpg,64,48,dog,1,2,3,4\n1.jpg,64,48,cup,40,5,50,9\n1.jpg,64,48,eye,,,,\n"},
      [image(box("cup", (1, 2, 30, 40), (40, 5, 50, 9)), path={**SECOND, "path": "1.jpg"}),
       image(box("dog", (1, 2, 3, 4)), path={**SECOND, "path": "2.jpg"})], {"wrong numbers": 1}),
+    # x and y of a point; with a width they may be the corner of a box
+    ({"a.csv": "image,label,x,y,width\na.png,cup,3,4,\na.png,cup,5.5,6,\na.png,dog,1,2,3\n"
+      "a.png,eye,1,,\na.png,dog,3,4,\n", "a.png": Image.new("1", (64, 48))},
+     [image({"type": "point", "label": "cup", "coords": "pixel", "points": [
+         {"x": 3, "y": 4}, {"x": 5.5, "y": 6}]},
+         path={"path": "a.png", "width": 64, "height": 48})],
+     {"point or box": 1, "wrong numbers": 1}),
     # rows of questions
     ({"a.jsonl": [{"image": "a.png", "question": "q", "answer": "a"}]}, [image(qa("qa"))], {}),
     ({"a.csv": "image,question,answer\na.png,q,a\n,r,b\n"},
@@ -252,6 +259,9 @@ def write(folder, files):
         path.parent.mkdir(parents=True, exist_ok=True)
         if name.endswith(".jsonl"):
             content = "\n".join(map(json.dumps, content))
+        if isinstance(content, Image.Image):
+            content.save(path)
+            continue
         path.write_text(content if isinstance(content, str) else json.dumps(content))
     return next(folder.rglob("f"), folder / next(iter(files)))
 
