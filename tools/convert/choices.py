@@ -73,11 +73,15 @@ def read_options(row):
     require(all(isinstance(text, str) or is_number(text) for text in cell.values()), "the entry",
             "its options must be texts")
     options = [str(whole(text)).strip() for text in cell.values()]
-    begins = [re.match(rf"\(?{re.escape(letter)}[.):]\s*(?=\S)", text)
-              for letter, text in zip(cell, options, strict=True)]
-    if all(begins):  # training adds the letters
-        options = [text[begin.end():] for begin, text in zip(begins, options, strict=True)]
+    bare = [without_letter(*pair) for pair in zip(cell, options, strict=True)]
+    if all(text != option for text, option in zip(bare, options, strict=True)):
+        options = bare  # training adds the letters
     return [*cell], options
+
+
+def without_letter(letter, text):
+    """"A. cup" or "(A) cup" -> "cup". Other texts are unchanged."""
+    return re.sub(rf"^\(?{re.escape(letter)}[.):]\s*(?=\S)", "", text)
 
 
 def find_right(name, cell, letters, options, path):
@@ -88,13 +92,15 @@ def find_right(name, cell, letters, options, path):
     text = str(whole(cell)).strip()
     found = {k for k, letter in enumerate(letters) if text.strip("().:") == letter}
     if not name.endswith(("idx", "index")):
-        found |= {k for k, option in enumerate(options) if text == option}
+        found |= {k for k, option in enumerate(options)
+                  if option in (text, without_letter(letters[k], text))}
     if not found and text == str(len(options)):
         raise DataError(f"{path}: '{name}' is {text}, but there are {text} options. Indices must "
                         "start at 0: subtract 1 from all of them, or correct this one")
     # in a table, an index is a text, too
     is_text = isinstance(cell, str) and text in options and path.suffix not in (".csv", ".tsv")
-    if text.isdecimal() and int(text) < len(options) and not is_text:
+    is_index = text.isdecimal() and int(text) < len(options)
+    if is_index and not is_text and text not in letters:
         found.add(int(text))
     found = {options.index(options[k]) for k in found}  # an option may be given twice
     skip_unless(len(found) == 1, "no right option", f"'{name}' is {short(cell)}, which is not the "

@@ -147,7 +147,7 @@ def placed(label, places, size):
     is a point. They are skipped if one of the places cannot be used.
 
     places: points [x, y] or boxes [left, top, right, bottom], which are clipped to the image, or
-    the reason as an Unreadable. size: (width, height), UNIT, or None if unknown.
+    the reason as an Unreadable. size: (width, height) or UNIT.
     """
 
     def need(condition, kind, reason):
@@ -160,8 +160,6 @@ def placed(label, places, size):
     need(is_text(label), "no label", "the file has no name for this label")
     need(label not in ("__ignore__", "_background_"), "no object",
          "LabelMe uses this label for pixels without an object")
-    need(size, "no size", "the file does not contain the width and height of the image, and the "
-         "image does not exist")
     need(len(places) <= MAX_POINTS, f"more than {MAX_POINTS} points",
          "training skips such annotations")
     fields = {"label": label.strip(), "coords": "unit" if size == UNIT else "pixel"}

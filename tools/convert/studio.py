@@ -51,8 +51,8 @@ def read_task(row, job):
         elif {"x", "points", "rle"} & value.keys() or kind == "relation":
             job.report.count_unused(f"{kind} of a region", value)
         else:
-            require(kind in ANSWERS, "a result", f"'{kind}' is not supported; write tracks of a "
-                    "video as records (docs/records.md)")
+            require(kind in ANSWERS, "a result", f"'{kind}' is not supported "
+                    "(docs/boxes.md#label-studio)")
             made += about_image(result, value[ANSWERS[kind]], data)
     found = [place for results in regions.values() for place in read_region(results)]
     if path.lower().endswith(VIDEO_SUFFIXES):

@@ -25,11 +25,12 @@ def main(argv=None):
     if argv[:1] == ["frames"]:
         return frames.main(argv[1:])
     if argv and argv[0] in {*SETS, *RENAMED}:  # the command of earlier versions
-        name, *words = argv if len(argv) > 2 else [argv[0], "SOURCE", "OUT"]
+        name, *words = argv
         n_paths = next((k for k, word in enumerate(words) if word[:1] == "-"), len(words))
-        words[n_paths - 1] += "/records.jsonl"
+        paths = words[:n_paths] + ["SOURCE", "OUT"][n_paths:]
+        paths[-1] += "/records.jsonl"
         raise UserError("published sets are converted by tools.convert now: python -m "
-                        f"tools.convert {shlex.join(words)} --as {RENAMED.get(name, name)}")
+                        f"tools.convert {shlex.join(paths + words[n_paths:])} --as {RENAMED.get(name, name)}")
     parser = make_parser("prepare", __doc__)
     parser.add_argument("what", choices=["frames"], help="frames has its own --help")
     return parser.parse_args(argv)

@@ -324,9 +324,11 @@ CHOICES = [  # fields of an entry, the index of the right option or a part of th
     ({"options": ["5", "4", "3"], "answer": 3}, 2),
     ({"options": ["2", "1"], "answer_idx": 1, "answer": "B"}, 1),
     ({"options": ["1", "2"], "answer": "1"}, 0),
-    ({"options": ["A. cup", "B. bowl"], "answer": "B"}, 1),
+    *(({"options": ["A. cup", "(B) bowl"], "answer": right}, 1) for right in ("B", "B. bowl")),
+    ({"answer": "B) bowl"}, 1), ({"answer": "A. bowl"}, "which is not the letter"),
     ({"options": {"x": "cup", "y": "bowl"}, "answer": "y"}, 1),
     ({"options": {"label": ["A", "B"], "text": ["cup", "bowl"]}, "answerKey": "B"}, 1),
+    ({"options": {"label": ["1", "2"], "text": ["cup", "bowl"]}, "answer": "1"}, 0),
     ({"options": "['cup', 'bowl']"}, 1), ({"options": "cup or bowl"}, "this is not a list"),
     ({"options": ["cup"], "answer": 0}, "it has only one option"),
     ({"options": [str(k) for k in range(27)]}, "it has more than 26 options"),
@@ -453,11 +455,12 @@ def test_masks_give_boxes_and_one_annotation_for_each_label(tmp_path):
 def test_coco_without_sizes_takes_them_from_the_images(tmp_path):
     Image.new("RGB", (20, 10)).save(tmp_path / "1.png")
     images = [{"id": k, "file_name": f"{k}.png"} for k in (1, 2)]
-    records, skipped, _ = convert(
+    records, skipped, err = convert(
         tmp_path, coco((1, 1, [1, 2, 30, 4]), (2, 1, [1, 2, 3, 4]), images=images))
     assert records == [image(box("cup", (1, 2, 20, 6)), path={
         "path": "1.png", "width": 20, "height": 10})]
     assert skipped == {"no size": 1}
+    assert f"the width and height of the image, and {tmp_path}/2.png does not exist" in err
 
 
 # --------------------------------------------------------------------------------------------------
