@@ -135,6 +135,8 @@ KINDS["point mode"] = (
     lambda value: is_point_mode(value) or is_list_of(is_point_mode, 1)(value))
 TESTS = {name: {key: KINDS[kind.rstrip("!")][1] for key, kind in table.items()
                 if kind.rstrip("!") in KINDS} for name, table in TABLES.items()}
+NEEDED = {name: [key for key, kind in table.items() if kind[-1] == "!"]
+          for name, table in TABLES.items()}
 
 
 def fail(place, message):
@@ -180,8 +182,7 @@ def check_fields(value, name, place):
         if key in tests and tests[key](field):
             continue  # most fields; this is fast, because a record may have many points
         if key not in table:
-            missing = [f"; '{other}' is missing" for other, kind in table.items()
-                       if kind[-1] == "!" and other not in value]
+            missing = [f"; '{other}' is missing" for other in NEEDED[name] if other not in value]
             hint = did_you_mean(key, table) or "".join(missing[:1])
             fail(place, f"unknown field {short(key)}{hint}")
         kind = table[key].rstrip("!")
@@ -196,9 +197,9 @@ def check_fields(value, name, place):
         check_kind(key, field, "list", place)
         for k, entry in enumerate(field):
             check_fields(entry, inner, f"{path}[{k}]")
-    for key, kind in table.items():
-        if kind[-1] == "!" and key not in value:
-            words = ", ".join(WORDS.get(kind[:-1], ()))
+    for key in NEEDED[name]:
+        if key not in value:
+            words = ", ".join(WORDS.get(table[key][:-1], ()))
             choice = f"; it is one of {words}" if words else ""
             fail(place, f"the field '{key}' is missing{choice}")
     for one, other in (("width", "height"), ("start", "end")):
