@@ -15,6 +15,7 @@ import signal
 import sys
 import tempfile
 import time
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
@@ -506,19 +507,27 @@ def check(fault, repository):
     return found
 
 
-def main(words):
+@contextmanager
+def copy_of_repository():
+    """-> a folder with a copy of this checkout, in which faults may be planted. Slow packages are
+    imported first, so that the forks need not do it."""
     os.environ |= {"OMP_NUM_THREADS": "1", "PYTHONDONTWRITEBYTECODE": "1"}
     sys.dont_write_bytecode = True
     for name in IMPORTS:
         import_module(name)
-    chosen = [f for f in FAULTS if not words or any(word in f.file for word in words)]
-    if not chosen:
-        raise SystemExit(f"no fault is in a file whose name contains {' or '.join(words)}")
-    unnoticed = 0
     with tempfile.TemporaryDirectory() as folder:
         repository = Path(folder) / "repository"
         ignored = shutil.ignore_patterns(".git", "runs", "__pycache__")
         shutil.copytree(ROOT, repository, ignore=ignored)
+        yield repository
+
+
+def main(words):
+    chosen = [f for f in FAULTS if not words or any(word in f.file for word in words)]
+    if not chosen:
+        raise SystemExit(f"no fault is in a file whose name contains {' or '.join(words)}")
+    unnoticed = 0
+    with copy_of_repository() as repository:
         for tests, marks in dict.fromkeys((fault.tests, fault.marks) for fault in chosen):
             if test := run_tests(tests, marks, repository)[0]:
                 raise SystemExit(f"{test} fails without any fault")

@@ -29,8 +29,9 @@ def main(argv=None):
         n_paths = next((k for k, word in enumerate(words) if word[:1] == "-"), len(words))
         paths = words[:n_paths] + ["SOURCE", "OUT"][n_paths:]
         paths[-1] += "/records.jsonl"
+        words = [*paths, *words[n_paths:], "--as", RENAMED.get(name, name)]
         raise UserError("published sets are converted by tools.convert now: python -m "
-                        f"tools.convert {shlex.join(paths + words[n_paths:])} --as {RENAMED.get(name, name)}")
+                        f"tools.convert {shlex.join(words)}")
     parser = make_parser("prepare", __doc__)
     parser.add_argument("what", choices=["frames"], help="frames has its own --help")
     return parser.parse_args(argv)
