@@ -145,7 +145,8 @@ class Loader:
     def begin(self):
         """Plans the first step, so that unusable data end a run before it writes anything."""
         first = [*islice(self.plans, 1)]
-        self.examples_per_step = len(first[0].ids) if first else 0
+        if first:  # a run that continues after its last step has no plan
+            self.examples_per_step = len(first[0].ids)
         self.plans = chain(first, self.plans)
 
     def __iter__(self):

@@ -101,12 +101,17 @@ def test_a_batch_is_as_large_as_rows_crops_and_tokens_allow(monkeypatch, max_row
     batches = list(evaluation.prompt_batches(questions, TOKENIZER, DATA, VISION, {}))
     assert [question for batch in batches for question, _ in batch] == questions
     assert len(batches) > 1
+
+    def fits(batch):
+        crops = {q.record["id"]: len(p.images) for q, p in batch if p.images is not None}
+        longest = max(len(p.tokens) + 20 for _, p in batch)
+        return (sum(crops.values()) <= max_crops and len(batch) <= max_rows
+                and len(batch) * longest <= max_tokens)
+
     for batch, following in zip(batches, [*batches[1:], None], strict=True):
-        arrays = {id(p.images): len(p.images) for _, p in batch if p.images is not None}
-        assert sum(arrays.values()) <= max_crops
-        assert len(batch) * max(len(p.tokens) + 20 for _, p in batch) <= max_tokens
-        assert len(batch) <= max_rows
-        assert following is None or not evaluation.fits([*batch, following[0]])
+        assert fits(batch)
+        assert len({id(p.images) for _, p in batch}) == len({q.record["id"] for q, _ in batch})
+        assert following is None or not fits([*batch, following[0]])
 
 
 def test_frames_resized_once_are_the_frames_of_training():

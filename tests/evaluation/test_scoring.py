@@ -77,6 +77,8 @@ def test_points_in_a_conversation_are_asked_for_and_scored_as_others_are(tmp_pat
      "A. is wrong. Answer: B. y", {"qa_accuracy": 1, "choice_accuracy": 1}),
     ({"options": ["x", "y", "z"], "answer_idx": [0, 2]}, "a_okvqa_mc", "C. z\nA. x",
      {"qa_accuracy": 1, "choice_accuracy": 1}),
+    ({"options": ["x", "y"], "answer_idx": [1]}, "a_okvqa_mc", "B. y\nIt is no x",
+     {"qa_accuracy": 1, "choice_accuracy": 1}),
     ({"options": ["x", "y", "z"], "answer_idx": [0, 2]}, "a_okvqa_mc", "A. x",
      {"qa_accuracy": 0, "choice_accuracy": 0}),
     ({"options": ["b", "a"], "answer_idx": [0], "letters": False}, "ai2_diagram_no_letter", "b",

@@ -33,6 +33,8 @@ INTACT = [
     image({**POINT, "points": []}),
     image({**POINT, "points": [{"x": 0.5, "y": 1.5}]}),
     image({**POINT, "coords": "pixel"}),
+    image({**POINT, "coords": "pixel", "size": [1, 1], "points": [{"x": 0, "y": 1}]},
+          image={"path": "a.png", "width": 1, "height": 1}),
     image({**POINT, "mode": ["point_count", "point"], "label": ["cups", "mugs"]}),
     image({**POINT, "points": [{"x": 100.9, "y": -0.9}]}),       # points may be 1 % outside
     image({**CHOICE, "answer_idx": [0, 1], "options": ["", "b"], "shuffle_options": True,
@@ -117,6 +119,7 @@ MISTAKES = [                         # a line, part of the message
     (image({"type": "point", "label": "l", "coords": "pixel", "points": [[1, 2]]}),
      'this must be an object, not [1, 2]; write {"x": .., "y": ..}'),
     (image({**POINT, "size": [4]}), "[width, height]"),
+    (image({**POINT, "size": [0, 4]}), "[width, height]"),
     (image({**POINT, "points": [{"x": "4", "y": 2}]}), "points[0]: 'x' must be a number, not '4'"),
     (image({**POINT, "mode": "points"}), "a list of them, not 'points' - did you mean 'point'?"),
     (image({**POINT, "mode": ["point", "where"]}), "count_point, or a list of them, not ['point',"),

@@ -161,6 +161,9 @@ def test_videos_with_tracks_are_looked_at_where_the_tracks_have_points(folder):
         assert len(times) <= max_frames
         assert all(f"{100 * t + 50:03d} 500" in text for t in range(n_seen))
         assert f"{100 * n_seen + 50:03d} 500" not in text
+    ten_a_second = first_record(folder, {"video": VIDEO, "annotations": [TRACK | {"fps": 10}]})
+    config = replace(CONFIG, max_frames=4)
+    assert read_headers(ten_a_second, config).times == pytest.approx([0, 0.1, 0.2, 0.3])
 
 
 @pytest.mark.parametrize("fps", [25, 30, 29.97])

@@ -24,7 +24,10 @@ def test_bytes_and_words_come_back_and_markup_in_text_stays_text(text):
 
 def test_a_saved_tokenizer_is_loaded(tmp_path):
     TOKENIZER.save(tmp_path)
-    assert load_tokenizer(tmp_path, TOKENIZER.n_vocab).ids == TOKENIZER.ids
+    loaded = load_tokenizer(tmp_path, 384)
+    assert (loaded.chat_start, loaded.chat_end, loaded.bos, loaded.eos) == (256, 257, 257, 257)
+    assert loaded.ids == {word: 258 + k for k, word in enumerate(WORDS)}
+    assert loaded.special["im_start"] == 384
 
 
 def test_of_words_that_begin_alike_the_longest_is_taken_and_half_a_letter_is_marked():

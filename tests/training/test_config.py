@@ -45,6 +45,7 @@ def test_stages_are_those_of_table_12_in_version_4_of_the_paper():
     assert [c.micro_batch for c in stages] == [4, 2, 1]
     for c in stages:
         assert c.freeze_embedding
+        assert (c.pool_size, c.recompute, c.crop_bucket) == (48, 1, 2)
         assert (c.betas, c.adam_eps, c.clip, c.z_loss, c.final_lr) == (
             (0.9, 0.95), 1e-6, 1.0, 1e-4, 0.1)
         assert c.model == models.PRESETS["4b"]
@@ -204,6 +205,8 @@ MISTAKES = [
     (["--train", "vision"], "--train: choose one or more of vit, connector, llm"),
     (["--lr.llm=nan"], "--lr.llm nan: must be from 0 to 1"),
     (["--lora", "2", "--lora.layers=k,x"], "in --lora.layers some of q, k, v"),
+    (["--lora", "2", "--lora.layers="], "in --lora.layers some of q, k, v"),
+    (["--lora", "2", "--train", "vit"], "--lora needs llm in --train"),
     (["--lora", "2", "--freeze_embedding=false"], "--lora does not train the embedding"),
     (["--data.separator=x"], "--data.separator: invalid choice: 'x'"),
     (["--resume", "--overwrite"], "--resume and --overwrite contradict each other"),

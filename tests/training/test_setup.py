@@ -30,6 +30,7 @@ TINY = ["--stage", "1", "--tiny"]
 
 LAYOUTS = [
     (8, [], ""),
+    (8, ["--shard", "4", "--cp-heads", "2"], ""),
     (8, ["--cp", "3"], "--cp 3: 8 query and 2 kv heads"),
     (8, ["--cp-heads", "3"], "--cp 4 is not a multiple of --cp-heads 3"),
     (6, [], "--cp 4: the number of processes, 6, is not a multiple of it"),

@@ -166,6 +166,9 @@ def test_a_tower_that_transformers_saves_alone_is_the_same_model(tmp_path):
     left_out = ("num_hidden_layers", "patch_size", "layer_norm_eps", "hidden_act")
     edit(tmp_path / "tower/config.json", lambda c: [c.pop(key) for key in left_out])
     check_vit(siglip, base.start_from_base(tmp_path / "llm", tmp_path / "tower"), 144)
+    assert base.siglip_config({}) == vision.VisionConfig(
+        n_layer=10, n_embd=768, n_head=12, n_hidden=3072, feature_layers=(9, 3), grid=14,
+        patch=16, eps=1e-6)
 
 
 def llm(**fields):
