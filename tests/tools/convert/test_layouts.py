@@ -514,11 +514,13 @@ TWO = ((1, 1, BOX), (2, 2, BOX))
 
 
 def test_an_image_gets_labels_that_only_other_images_show(tmp_path):
-    """The category dog has no object in the file, so nobody knows whether it was annotated."""
-    records, skipped, err = convert(tmp_path, coco_images(*TWO), "--negatives", "5")
+    """The category dog has no object in the file, so nobody knows whether it was annotated.
+    A caption is no annotation that can lack a label."""
+    files = coco_images(*TWO, {"image_id": 1, "caption": "A."})
+    records, skipped, err = convert(tmp_path, files, "--negatives", "5")
     assert absent(records) == {"1.jpg": {"person"}, "2.jpg": {"cup"}, "3.jpg": {"cup", "person"}}
     negative = {"type": "point", "label": "cup", "coords": "unit", "points": []}
-    assert negative in records[2]["annotations"]
+    assert negative in records[-1]["annotations"]
     assert skipped == {}
     assert "--negatives 5: added absent labels to 3 images; with this flag you say that" in err
 
