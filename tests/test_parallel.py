@@ -331,6 +331,7 @@ def test_images_are_shared_out_within_one_image_of_even(cp):
 
 def test_the_rank_of_an_image_is_that_of_its_middle():
     assert parallel.CropShard(0, 2, 0, 10).ranks([6, 4]).tolist() == [0, 1]
+    assert parallel.CropShard(0, 2, 0, 1).ranks([1]).tolist() == [1]
 
 
 def n_crops_in(batch):

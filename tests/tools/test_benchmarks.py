@@ -144,7 +144,8 @@ def test_countbench_leaves_out_what_the_official_code_leaves_out(files):
 
 def write_point_bench(files, entries):
     """Writes the files of PointBench. entries: [(category, mask pixels), ..]"""
-    data = [{"image_filename": "a.png", "category": "spatial", "user_input": "no mask"}]
+    data = [{"image_filename": "a.png", "category": name, "user_input": "no mask"}
+            for name in ("spatial", "other")]
     for number, (category, pixels) in enumerate(entries):
         name = f"{number}.png"
         # red, because a pixel is true if one channel is above 127
@@ -173,11 +174,12 @@ def test_point_bench_wants_a_point_and_all_points_in_the_mask(files, capsys):
         4: pointed((2, 2), (3, 3)),
         5: pointed((8, 8)),                # outside a mask that is too small
     }
-    found, prompts, _ = scores_of("point-bench", files, answers)
+    found, prompts, skipped = scores_of("point-bench", files, answers)
     assert found["spatial"] == round(1 / 3, 4)
     assert (found["counting"], found["steerable"]) == (1, 0)
     assert found["average"] == round((1 / 3 + 1 + 0) / 3, 4)
     assert prompts[1] == "pointing: Point to object 0."
+    assert skipped == {"no mask": 1, "category other": 1}
     assert found["published"] == {"Molmo2-4B": 67.7, "Molmo2-8B": 68.7, "Molmo2-O-7B": 66.5}
     benchmarks.print_scores(found)
     lines = capsys.readouterr().out.splitlines()

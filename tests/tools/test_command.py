@@ -32,7 +32,7 @@ def test_a_command_goes_on_in_a_folder_that_it_has_made(tmp_path):
     write(out)
     with pytest.raises(UserError, match=r"contains records.jsonl, and tools.b has not made"):
         write(out, "tools.b")
-    assert (out / "records.jsonl").read_text() == "tools.a"
+    write(out)
 
 
 def test_a_folder_of_the_user_is_left_alone(tmp_path):

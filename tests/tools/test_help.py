@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from records.errors import RunError
+from records.errors import Parser, RunError
 from tests import test_readme
 from tools import hf
 from tools.bench import __main__ as bench
@@ -44,7 +44,7 @@ MISTAKES = {                         # {command: (flags, part of the sentence)}
     "tools.memory": ("--stage 3 --preset 4b --gpus 6 --cp 6", "--cp 6: 32 query and 8 kv heads"),
     "tools.plan": ("--stage 1 --data none.jsonl --out p.npz", "no such file: none.jsonl"),
     "tools.play": ("--model none", "none: no such folder"),
-    "tools.prepare": ("none rows out", "invalid choice: 'none'"),
+    "tools.prepare": ("frames none out --max-frames 2049", "2049 must be at most 2048"),
     "tools.tensorboard": ("none", "log.jsonl: no such file; RUN is a run directory"),
     "tools.toy": ("out --n -1", "--n: -1 must be at least 1"),
     "tools.view": ("--stage 9 --row 1 --out page.html", "--stage"),
@@ -62,6 +62,10 @@ def run(command, flags, monkeypatch):
 
 @pytest.mark.parametrize("command", HELPS)
 def test_help_is_one_sentence_one_example_and_the_flags(command, monkeypatch, capsys):
+    """The numbers in it are the defaults of the flags."""
+    parsers = []
+    print_help = Parser.print_help
+    monkeypatch.setattr(Parser, "print_help", lambda self: parsers.append(self) or print_help(self))
     module, *name = command.split()
     assert run(module, " ".join([*name, "--help"]), monkeypatch) == 0
     stdout, stderr = capsys.readouterr()
@@ -72,6 +76,10 @@ def test_help_is_one_sentence_one_example_and_the_flags(command, monkeypatch, ca
     assert "    python " not in flags
     is_listed = example.startswith(tuple(f"python -m {start}" for start in NOT_RUN))
     assert is_listed or example in test_readme.COMMANDS, f"CI does not run: {example}"
+    for action in parsers[0]._actions:
+        stated = re.search(r"\(default:? (-?[\d.]+)", action.help or "")
+        if stated and isinstance(action.default, (int, float)):
+            assert float(stated[1]) == action.default, action.dest
 
 
 @pytest.mark.parametrize("command", MISTAKES)

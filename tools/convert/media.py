@@ -35,10 +35,8 @@ class Media:
         """-> {file name without extension: paths}, {folder name: paths of the videos in it}."""
         by_stem = {}
         by_folder = {}
-        for folder, subfolders, names in os.walk(self.root, followlinks=True):
-            # sorted, so that the same file is found on every machine
-            subfolders.sort()
-            for name in sorted(names):
+        for folder, _, names in os.walk(self.root, followlinks=True):
+            for name in names:
                 if name.endswith(UNFINISHED):
                     continue
                 path = Path(folder, name).relative_to(self.root).as_posix()

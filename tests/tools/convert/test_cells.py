@@ -4,14 +4,21 @@ ended the command."""
 import json
 
 import pytest
-from PIL import Image
 
 from tests.tools.convert.command import run
-from tests.tools.convert.test_formats import caption, coco, image, qa
-from tests.tools.convert.test_layouts import AB, MOT, absent, convert, options
+from tests.tools.convert.test_formats import caption, image, qa
+from tests.tools.convert.test_layouts import (
+    AB,
+    BOX,
+    MOT,
+    QUESTION,
+    absent,
+    coco_images,
+    convert,
+    options,
+)
 
 LABELS = {"f/gt/labels.txt": "cat\ndog\n"}
-QUESTION = {"image": "a.png", "question": "q"}
 
 
 @pytest.mark.parametrize(("row", "records"), [
@@ -63,28 +70,7 @@ def test_half_a_surrogate_pair_and_a_name_of_300_letters_cost_one_entry(tmp_path
     (tmp_path / "r.json").write_text(json.dumps(rows))
     _, counts, _ = run(tmp_path / "r.json", tmp_path / "r.jsonl", "--as", "vqa2")
     assert (counts["rows"], counts["records"]) == (2, 1)
-    box = [1, 2, 3, 4]
-    names = [{"id": 1, "file_name": "x" * 300 + ".jpg"},
-             {"id": 2, "file_name": "b.jpg", "width": 64, "height": 48}]
-    files = coco((1, 1, box), (2, 1, box), (2, 2, box), images=names, categories=[
-        {"id": 1, "name": "cup"}, {"id": 2, "name": "d\ud83d"}])
+    files = coco_images((1, 1, BOX), (2, 1, BOX), (2, 2, BOX), names=("cup", "d\ud83d"),
+                        file_name="x" * 300 + ".jpg", width=None, height=None)
     records, _, _ = convert(tmp_path, files, "--negatives", "1")
-    assert [record["image"]["path"] for record in records] == ["b.jpg"]
-
-
-def test_a_template_can_be_converted_beside_a_folder_media_and_replaced(tmp_path):
-    (tmp_path / "media").mkdir()
-    Image.new("RGB", (8, 8)).save(tmp_path / "media/a.png")
-    table = tmp_path / "t.csv"
-    for flags in ([], ["--overwrite"]):
-        assert run(tmp_path / "media", table, "--template", *flags)[0] == 0
-    table.write_text(table.read_text().replace("a.png,", "a.png,A square."))
-    assert run(table, tmp_path / "t.jsonl", media_are_there=False)[1]["records"] == 1
-    status, _, err = run(tmp_path / "media", tmp_path, tmp_path / "two.csv", "--template")
-    assert status == 2
-    assert "--template needs one folder" in err
-
-
-def test_a_project_of_via_without_its_version_is_named(tmp_path):
-    project = {"_via_settings": {"core": {}}, "_via_img_metadata": {}, "_via_attributes": {}}
-    assert "this is VGG Image Annotator" in convert(tmp_path, {"a.json": project})[2]
+    assert [record["image"]["path"] for record in records] == ["2.jpg", "3.jpg"]

@@ -355,17 +355,6 @@ def test_the_right_option_is_found_or_the_entry_is_skipped(tmp_path, fields, exp
         assert records[0] == image(options("q", expected, *texts))
 
 
-def test_indices_that_start_at_1_stop_the_command(tmp_path):
-    records, _, err = convert_error(tmp_path, {"a.jsonl": [AB | {"answer": 1}, AB | {"answer": 2}]})
-    assert not records
-    assert "a.jsonl: 'answer' is 2, but there are 2 options. Indices must start at 0" in err
-
-
-def convert_error(folder, files):
-    status, counts, err = run(write(folder, files), folder / "out.jsonl")
-    return (folder / "out.jsonl").exists() or status == 0, counts, err
-
-
 def test_a_hint_comes_before_the_question_and_options_of_a_table_may_be_columns(tmp_path):
     text = "image,hint,question,A,B,C,answer\na.png,Look.,q,cup,bowl,,B\n"
     assert convert(tmp_path, {"a.csv": text})[0] == [image(options("Look.\nq", 1, "cup", "bowl"))]
@@ -421,9 +410,7 @@ def test_a_mask_becomes_its_box_or_a_point_inside_it():
     assert place_of_mask(runs(full), [8, 6]) == [2, 1, 7, 4]
     ring = full.copy()
     ring[2, 3:6] = False
-    x, y = place_of_mask(runs(ring), None)
-    assert (x, y) == (4.5, 3.5)
-    assert ring[int(y), int(x)]
+    assert place_of_mask(runs(ring), None) == [4.5, 3.5]
     # what pycocotools writes for the mask of test_scoring.py, whose centre has no object
     compressed = {"size": [9, 7], "counts": ";63LN123`0KE"}
     assert place_of_mask(compressed, None) == [2.5, 5.5]
@@ -530,19 +517,15 @@ TWO = ((1, 1, BOX), (2, 2, BOX))
 
 
 def test_an_image_gets_labels_that_only_other_images_show(tmp_path):
-    """The category dog has no object in the file, so nobody knows whether it was annotated."""
-    records, skipped, err = convert(tmp_path, coco_images(*TWO), "--negatives", "5")
+    """The category dog has no object in the file, so nobody knows whether it was annotated.
+    A caption is no annotation that can lack a label."""
+    files = coco_images(*TWO, {"image_id": 1, "caption": "A."})
+    records, skipped, err = convert(tmp_path, files, "--negatives", "5")
     assert absent(records) == {"1.jpg": {"person"}, "2.jpg": {"cup"}, "3.jpg": {"cup", "person"}}
     negative = {"type": "point", "label": "cup", "coords": "unit", "points": []}
-    assert negative in records[2]["annotations"]
+    assert negative in records[-1]["annotations"]
     assert skipped == {}
     assert "--negatives 5: added absent labels to 3 images; with this flag you say that" in err
-
-
-def test_without_the_flag_images_without_objects_are_counted(tmp_path):
-    records, skipped, err = convert(tmp_path, coco_images(*TWO))
-    assert (len(records), skipped) == (2, {"no annotation": 1})
-    assert "image 3: no annotation: this image has no object; it can train that an object is" in err
 
 
 def test_at_most_n_labels_are_drawn_by_a_hash_of_image_and_label(tmp_path):
@@ -592,6 +575,7 @@ def test_labels_of_another_source_are_never_absent(tmp_path):
 
 
 def test_empty_files_of_voc_yolo_and_label_studio_and_tables_are_images_without_objects(tmp_path):
+    """A task of Label Studio that nobody has annotated is none."""
     empty = voc()["f/Annotations/1.xml"].replace("1.jpg", "2.jpg")
     table = "image,label,x1,y1,x2,y2,width,height\n1.jpg,cup,1,2,3,4,9,9\n2.jpg,,,,,,,\n"
     for k, (more, name) in enumerate((
@@ -599,30 +583,34 @@ def test_empty_files_of_voc_yolo_and_label_studio_and_tables_are_images_without_
             ({**yolo("cup", "0 .5 .5 .2 .2", name="classes.txt"), "f/labels/2.txt": "",
               "f/images/2.jpg": ""}, "images/2.jpg"),
             ({"a.json": [task(RECTANGLE, about("textarea", text="A.")),
-                         task(data={"image": "2.jpg"})]}, "2.jpg"),
+                         task(data={"image": "2.jpg"}),
+                         task(data={"image": "3.jpg"}) | {"annotations": []}]}, "2.jpg"),
             ({"a.csv": table}, "2.jpg"))):
         records, _, _ = convert(tmp_path / str(k), more, "--negatives", "1")
-        assert absent(records)[name] == {"cup"}
+        assert {path: labels for path, labels in absent(records).items() if labels} == {
+            name: {"cup"}}
 
 
-def test_a_task_of_label_studio_that_nobody_annotated_says_nothing(tmp_path):
-    tasks = [task(RECTANGLE), {**task(data={"image": "2.jpg"}), "annotations": []}]
-    assert len(convert(tmp_path, {"a.json": tasks}, "--negatives", "1")[0]) == 1
-
-
-def test_a_folder_of_photographs_becomes_a_table_that_can_be_filled_in(tmp_path):
-    for name in ("b/c.MP4", "a.jpg", "d.heic", "notes.txt"):
-        (tmp_path / "photos" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "photos" / name).touch()
+@pytest.mark.parametrize(("name", "start"), [("photos", "photos/"), ("media", "")])
+def test_a_folder_of_photographs_becomes_a_table_that_can_be_filled_in(tmp_path, name, start):
+    """Paths are relative to the folder media/ beside the table, or else to the table's folder."""
+    write(tmp_path, {
+        f"{name}/{path}": "" for path in ("b/c.MP4", "a.jpg", "d.heic", "notes.txt")})
+    folder = tmp_path / name
     table = tmp_path / "captions.csv"
-    status, found, err = run(tmp_path / "photos", table, "--template")
+    words = folder, table, "--template"
+    status, found, err = run(*words)
     assert (status, found) == (0, {"files": 2})
     assert "1 file such as " in err
-    assert table.read_text() == "file_name,caption\nphotos/a.jpg,\nphotos/b/c.MP4,\n"
-    assert run(tmp_path / "photos", table, "--template")[0] == 2  # the table exists
-    table.write_text(table.read_text().replace("a.jpg,", "a.jpg,A cat."))
-    records, skipped, _ = convert(tmp_path, {"captions.csv": table.read_text()})
-    assert records == [image(caption("A cat."), path="photos/a.jpg")]
+    assert run(*words)[0] == 2  # the table exists
+    assert run(*words, "--overwrite")[0] == 0
+    assert table.read_text() == f"file_name,caption\n{start}a.jpg,\n{start}b/c.MP4,\n"
+    filled = table.read_text().replace("a.jpg,", "a.jpg,A cat.")
+    records, skipped, _ = convert(tmp_path, {table.name: filled})
+    assert records == [image(caption("A cat."), path=f"{start}a.jpg")]
     assert skipped == {"wrong record": 1}
-    assert run(tmp_path / "photos", tmp_path / "o.jsonl", "--template")[0] == 2
+    for words in ([folder, tmp_path / "o.jsonl"], [folder, tmp_path, tmp_path / "two.csv"]):
+        status, _, err = run(*words, "--template")
+        assert status == 2
+        assert "--template needs one folder" in err
     assert run(write(tmp_path, {"empty/f/x.txt": ""}), tmp_path / "o.csv", "--template")[0] == 1

@@ -44,29 +44,28 @@ def test_rows_of_one_image_become_one_record_where_it_first_appeared(tmp_path):
     assert (tmp_path / "out/records.jsonl").read_bytes() == before
 
 
-def test_a_list_of_urls_is_not_replaced(tmp_path, capsys):
-    source = tmp_path / "rows.jsonl"
-    source.write_text('{"image_url": "https://example.org/1", "question": "q?", "answer": "a"}')
-    (tmp_path / "records.urls.txt").write_text("mine")
-    words = [str(source), str(tmp_path / "records.jsonl"), "--as", "pixmo-ask-model-anything"]
-    with pytest.raises(SystemExit, match="2"):
-        command.main(words)
-    assert "records.urls.txt exists; give OUT another name" in capsys.readouterr().err
-    with pytest.raises(SystemExit, match="2"):
-        command.main([*words, "--overwrite", "--exclude", str(tmp_path / "records.urls.txt")])
-    assert "records.urls.txt: this file is an input of the command" in capsys.readouterr().err
-    assert (tmp_path / "records.urls.txt").read_text() == "mine"
-
-
-def test_out_may_be_in_the_folder_that_is_read_but_is_no_input(tmp_path, capsys):
+def test_an_input_or_a_list_of_urls_is_not_replaced(tmp_path, capsys):
+    """OUT may be in the folder that is read. Then it is no input of the first command."""
     row = {"image_url": "https://example.org/1", "question": "q?", "answer": "a"}
-    (tmp_path / "rows.jsonl").write_text(json.dumps(row))
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text(json.dumps(row))
+    urls = tmp_path / "records.urls.txt"
     words = [str(tmp_path), str(tmp_path / "records.jsonl"), "--as", "pixmo-ask-model-anything"]
     assert command.main(words) == 0
     assert json.loads(capsys.readouterr().out)["rows"] == 1
+    urls.write_text("mine")
+    for source, given, sentence in (
+            (tmp_path, [], "records.jsonl exists; give OUT another name"),
+            (tmp_path, ["--overwrite"], "records.jsonl: this file is an input of the command"),
+            (rows, ["--overwrite", "--exclude", urls], "urls.txt: this file is an input of")):
+        with pytest.raises(SystemExit, match="2"):
+            command.main([str(source), *words[1:], *map(str, given)])
+        assert sentence in capsys.readouterr().err
+    (tmp_path / "records.jsonl").unlink()
     with pytest.raises(SystemExit, match="2"):
-        command.main([*words, "--overwrite"])
-    assert "records.jsonl: this file is an input of the command" in capsys.readouterr().err
+        command.main(words)
+    assert "records.urls.txt exists; give OUT another name" in capsys.readouterr().err
+    assert urls.read_text() == "mine"
 
 
 @pytest.mark.parametrize(("old", "new"), [
