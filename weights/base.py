@@ -184,7 +184,7 @@ def extended_tokenizer(folder, n_vocab):
     names = [f"|<EXTRA_TOKENS_{i}>|" for i in range(n_vocab - inner.get_vocab_size())]
     names += [token_text(name) for name in SPECIAL]
     inner.add_special_tokens([
-        tokenizers.AddedToken(name, special=True, normalized=False) for name in names])
+        tokenizers.AddedToken(name, normalized=False) for name in names])
     theirs = json.loads((Path(folder) / "tokenizer_config.json").read_bytes())
     settings = {key: theirs.get(key) for key in ("bos_token", "eos_token", "pad_token")}
     settings["tokenizer_class"] = "PreTrainedTokenizerFast"

@@ -88,7 +88,7 @@ def test_questions_asked_together_are_answered_as_alone_from_one_decoding(monkey
 
 
 @pytest.mark.parametrize(("max_rows", "max_crops", "max_tokens"), [
-    (9, 1000, 1 << 20), (30, 3, 1 << 20), (30, 1000, 1500),
+    (9, 1000, 1 << 20), (30, 4, 1 << 20), (30, 1000, 1500),
 ])
 def test_a_batch_is_as_large_as_rows_crops_and_tokens_allow(monkeypatch, max_rows, max_crops,
                                                             max_tokens):

@@ -94,7 +94,7 @@ def test_answers_are_read_by_the_official_rules_only_in_published_styles(tmp_pat
     records = source(tmp_path, {"image": "coins.png", "annotations": [
         {"type": "count", "label": "coins", "count": 3}, {"type": "qa", **turn},
         {"type": "qa", "style": "a_okvqa_mc", **turn},
-        {"type": "qa", "style": "tally_qa", "question": "Is it?", "answer": "yes"}]})
+        {"type": "qa", "style": "tally_qa", "question": "Is it?", "answer": "Yes"}]})
     answers = ("Three.", "The answer is b.", "The answer is b.", "Answer: Yes")
     right = {None: (1, 1, 0, 1), "official": (0, 0, 0, 1), "plain": (1, 1, 1, 0)}
     for reading, expected in right.items():

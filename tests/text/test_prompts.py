@@ -395,6 +395,8 @@ def test_a_style_of_evaluation_is_read_as_the_one_that_training_has(of_evaluatio
 def test_subtitles_are_read_within_a_second_of_a_frame_and_from_the_start_of_the_clip():
     lines = [(0.0, 3.9, "before"), (1.0, 4.1, "at"), (6.1, 7.0, "behind"), (5.9, 7.0, "until")]
     assert subtitle_text(lines, [5.0]) == "subtitle\n1.0 - 4.1 at\n5.9 - 7.0 until\n"
+    assert subtitle_text(lines, [50.0]) == subtitle_text([], [5.0]) == ""
+    assert subtitle_text("words", []) == "subtitle\nwords"
     shifted = shift_subtitles(lines, 4.0)
     assert shifted[0] == (0.0, pytest.approx(0.1), "at")
     assert len(shifted) == 3

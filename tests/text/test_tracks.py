@@ -82,6 +82,13 @@ def test_a_fifth_of_single_point_tracks_start_elsewhere_on_the_track():
     starts = Counter(start.search(question).groups() for question, _ in pairs)
     assert set(starts) == {("0.0", "500"), ("0.5", "600")}
     assert abs(starts["0.5", "600"] / N_DRAWS - 0.1) < 0.02
+    # the query lies between two points; the last one is never a start
+    query = TRACK["points"][0] | {"t": 30.2}
+    two = TRACK_FROM_POINT | {"points": TRACK["points"][:2], "query": query}
+    pairs = draws(two, VIDEO_FROM_30, n=100)
+    assert {start.search(question)[1] for question, _ in pairs} == {"0.0", "0.2"}
+    one = two | {"points": TRACK["points"][:1]}
+    assert not any(all_turns(one, VIDEO_FROM_30, rng=rng_for(i)) for i in range(20))
 
 
 RATE = re.compile(r"(\d+) (fps|frames per second|points per second)")

@@ -96,6 +96,7 @@ def test_a_flag_can_be_spelled_in_each_way_and_the_last_one_counts():
     assert config_of("--model.yarn.layers=1,2").model.yarn.layers == (1, 2)
     assert config_of("--data.separator", r"\t").data.separator == "\t"  # as a shell passes it
     assert config_of("--compile").compile
+    assert (config_of().cp_heads, config_of("--cp-exchange", "gather").cp_heads) == (0, 1)
     assert not config_of("--freeze-embedding=0").freeze_embedding
 
 

@@ -326,12 +326,15 @@ def test_adapters_started_from_the_default_directory_leave_it_and_can_be_resumed
     sentence(capsys, f"--init other: the run in adapted started from {base}; omit --init")
 
 
-def test_another_run_is_kept_out_until_the_first_ends(tmp_path, capsys):
+def test_another_run_is_kept_out_until_the_first_ends(tmp_path, capsys, monkeypatch):
     out = tmp_path / "out"
     held = lock(out)
     assert run(out, *SMALL) == 2
     sentence(capsys, f"--out {out}: another run is writing there")
     assert [path.name for path in out.iterdir()] == ["lock"]
+    with monkeypatch.context() as patch:
+        patch.setenv("RANK", "1")  # of the same run
+        lock(out).close()
     held.close()
     lock(out).close()
 
