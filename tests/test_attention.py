@@ -389,8 +389,7 @@ def count_blocks(row, ordered):
 
 
 @pytest.mark.parametrize(("tokens", "count", "before", "after"), [
-    (2560, 8, 0.443, 0.425),
-    pytest.param(16384, 6, 0.442, 0.220, marks=pytest.mark.slow),
+    (2560, 8, 0.443, 0.425), (16384, 6, 0.442, 0.220),
     pytest.param(36864, 4, 0.505, 0.061, marks=pytest.mark.slow)])
 def test_few_blocks_are_allowed_in_part_if_visual_tokens_come_first(tokens, count, before, after):
     """Rows of the stream of tools.bench. With -s this prints the numbers of docs/gpu.md."""
