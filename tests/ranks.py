@@ -9,6 +9,6 @@ import torch.multiprocessing as mp
 mp.get_context("forkserver").set_forkserver_preload(["parallel", "training.setup"])
 
 
-def run_ranks(function, arguments, n):
-    """Calls function(rank, *arguments) in n processes. An error in one of them is raised here."""
-    mp.start_processes(function, arguments, nprocs=n, start_method="forkserver")
+def run_ranks(function, arguments, nprocs):
+    """Calls function(rank, *arguments) in processes. An error in one of them is raised here."""
+    mp.start_processes(function, arguments, nprocs=nprocs, start_method="forkserver")

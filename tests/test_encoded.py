@@ -23,7 +23,6 @@ import pytest
 import data
 import model
 import parallel
-from records import media
 from records.errors import Unreadable
 from records.reader import Records
 from text.tokenizer import ByteTokenizer
@@ -108,12 +107,7 @@ def write():
     REFERENCE.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def test_every_record_becomes_the_same_arrays(monkeypatch):
-    decode = media.decode
-    decoded = lru_cache(lambda video, wanted: list(decode(video, np.array(wanted))))
-    monkeypatch.setattr(media, "probe", lru_cache(media.probe))      # once per file
-    monkeypatch.setattr(media, "decode", lambda video, wanted: (
-        frame for frame in decoded(video, tuple(wanted))))           # once for both stages
+def test_every_record_becomes_the_same_arrays():
     expected = json.loads(REFERENCE.read_text())
     for name, record in records_by_name().items():
         for stage, config in CONFIGS.items():

@@ -91,7 +91,7 @@ def test_every_section_of_the_facts_that_the_code_names_exists():
 def defined(path):
     """Names of the functions, classes, methods ("Class.method") and constants of a file."""
     names = set()
-    for node in ast.parse(path.read_text(encoding="utf-8")).body:
+    for node in TREES[path].body:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
         if isinstance(node, ast.ClassDef):
@@ -108,7 +108,7 @@ def test_every_function_of_a_table_is_where_it_says(name, least):
     assert len(named) >= least
     missing = []
     for path, names in named:
-        there = defined(ROOT / path) if (ROOT / path).exists() else set()
+        there = defined(path) if path in TREES else set()
         missing += [f"{path}: {n}" for n in re.findall(r"`([\w.]+)`", names) if n not in there]
     assert not missing
 
@@ -138,7 +138,7 @@ def test_the_lines_that_the_paper_page_quotes_are_in_the_first_file_of_their_ent
 
 def test_every_test_that_a_page_names_exists():
     tests = set()
-    for path in (ROOT / "tests").rglob("test_*.py"):
+    for path in TREES:
         tests |= {name for name in defined(path) if name.startswith("test_")}
     named = set(re.findall(r"`(test_\w+)`", "".join(TEXTS.values())))
     missing = sorted(named - tests)
@@ -265,9 +265,9 @@ def test_a_command_prints_what_its_page_shows(page, command, printed, tmp_path, 
     assert printed in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("kind", [
-    "toy", "run", pytest.param("released", marks=pytest.mark.extras("safetensors"))])
-@pytest.mark.parametrize("page", ["README.md", "docs/own_data.md"])
+@pytest.mark.parametrize(("page", "kind"), [
+    ("README.md", "toy"), ("docs/own_data.md", "run"),
+    pytest.param("README.md", "released", marks=pytest.mark.extras("safetensors"))])
 def test_the_three_lines_of_python_answer_with_every_kind_of_model(
         page, kind, tmp_path, monkeypatch, capsys):
     """The model is the toy, which a run directory and a folder in the released form contain, too.

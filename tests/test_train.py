@@ -25,6 +25,7 @@ from text.tokenizer import ByteTokenizer, load_tokenizer
 from toy import world
 from training.config import parse
 from training.loader import Ahead, Loader
+from training.log import read_log
 from training.planner import StepPlanner
 from training.ranks import Ranks
 from training.setup import find_start, open_model
@@ -33,7 +34,7 @@ from weights import files
 
 ROOT = Path(__file__).parents[1]
 MEDIA = ROOT / "tests" / "media"
-WITHOUT_SHAPE = ["--stage", "1", "--tiny", "--batch", "4", "--steps", "3", "--eval_images=1",
+WITHOUT_SHAPE = ["--stage", "1", "--tiny", "--batch", "4", "--steps", "3", "--eval_images=0",
                  "--deterministic", "--device", "cpu"]
 SMALL = [*WITHOUT_SHAPE, "--model.n_layer=1", "--model.n_embd=32", "--model.n_hidden=64",
          "--model.vision.n_embd=32", "--model.vision.n_hidden=64", "--vit="]
@@ -50,17 +51,17 @@ def any_algorithm():
 @pytest.fixture(autouse=True, scope="module")
 def short_answers():
     """Shortens evaluation. After three steps a model never generates EOS, so a caption would have
-    2,048 tokens. A run draws one picture."""
+    2,048 tokens. A run draws no picture."""
     evaluate = report.evaluate
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(report, "PICTURE_SHARES", (1,))
+        patch.setattr(report, "PICTURE_SHARES", ())
         patch.setattr(report, "evaluate", lambda *args, **options: evaluate(
             *args, **options | {"max_new": 4}))
         yield
 
 
 def log_of(out):
-    return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
+    return read_log(out / "log.jsonl")
 
 
 def run(out, *flags):
@@ -92,10 +93,11 @@ def opened(*flags):
 
 @pytest.fixture(scope="module")
 def plain(tmp_path_factory):
-    """-> the directory and the log of a run of three steps."""
+    """-> the directory and the log of a run of three steps, with scores and a picture."""
     out = tmp_path_factory.mktemp("runs") / "plain"
-    lines = run(out)
-    return out, lines
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(report, "PICTURE_SHARES", (1,))
+        return out, run(out, "--eval_images=1")
 
 
 CASES = json.loads((ROOT / "tests" / "conformance" / "lr_schedule.json").read_text())["cases"]
@@ -310,7 +312,7 @@ def test_a_new_model_starts_with_the_vit_of_a_folder_which_is_then_frozen(tmp_pa
     torch.manual_seed(1)
     other = models.Molmo2(models.PRESETS["toy"]).init_weights()
     files.save(other, tmp_path / "other")
-    flags = [*WITHOUT_SHAPE, "--model.n_layer=1", "--steps", "1", "--eval_images=0"]
+    flags = [*WITHOUT_SHAPE, "--model.n_layer=1", "--steps", "1", "--batch", "1"]
     random = opened(*flags, "--vit=")[0]
     starts = {"": files.load("toy"), f"--vit={tmp_path / 'other'}": other, "--vit=": random}
     for k, (flag, wanted) in enumerate(starts.items()):
@@ -368,8 +370,8 @@ def test_a_run_takes_shape_and_tokenizer_of_the_one_it_starts_from(tmp_path):
     files.save(before, old)
     ByteTokenizer(world.WORDS[:-1]).save(old)
     (old / "data.json").write_text("{}")
-    train.main([*WITHOUT_SHAPE, "--steps", "1", "--init", str(old), "--out", str(new), "--lr.vit=0",
-                "--warmup.vit=0"])
+    train.main([*WITHOUT_SHAPE, "--steps", "1", "--eval_images=1", "--init", str(old),
+                "--out", str(new), "--lr.vit=0", "--warmup.vit=0"])
     after = files.load(new)
     assert after.config == shape
     assert load_tokenizer(new / "model", 384).words == world.WORDS[:-1]
@@ -383,7 +385,8 @@ def test_a_run_takes_shape_and_tokenizer_of_the_one_it_starts_from(tmp_path):
 
 def test_curves_are_drawn_at_every_evaluation_and_at_the_end(plain, tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(train.report, "draw_curves", lambda out: drawn.append(len(log_of(out))))
+    monkeypatch.setattr(report, "draw_curves", lambda out: drawn.append(len(log_of(out))))
+    monkeypatch.setattr(report, "scores", lambda *_: {"qa_accuracy": 0.5})
     run(tmp_path / "a", "--init", str(plain[0]), "--eval-every", "1", "--keep", "1")
     assert drawn == [3, 5, 7]                # lines of the log: the head, a step, its scores, ..
 
@@ -392,7 +395,8 @@ def test_a_run_says_what_it_is_about_to_do_and_how_it_has_ended(plain, tmp_path,
                                                                 capsys):
     monkeypatch.chdir(tmp_path)
     out = Path("runs/stage1-tiny")
-    train.main([*SMALL, "--steps", "1", "--init", str(plain[0])])
+    monkeypatch.setattr(report, "PICTURE_SHARES", (1,))
+    train.main([*SMALL, "--eval_images=1", "--steps", "1", "--init", str(plain[0])])
     assert steps_of(log_of(out))[0]["loss"] < steps_of(plain[1])[0]["loss"] - 0.1
     stdout, stderr = capsys.readouterr()
     stage, parameters, steps, size, _ = [line for line in stderr.splitlines()

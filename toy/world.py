@@ -4,7 +4,7 @@ A held-out scene is never a training scene (images.py). Four of the 24 combinati
 shape occur in the split `unseen` only.
 """
 
-from functools import partial
+from functools import cache, partial
 from itertools import count, islice
 
 from records.mixture import group_rates, sqrt_size
@@ -103,9 +103,12 @@ def held_out(stage, seed, n):
     return parts
 
 
+open_world = cache(World)  # an evaluation generates no scene that an earlier one has generated
+
+
 def held_out_images(split, seed, n, n_objects):
     """The first n images (or one, if n is 0) of a split whose number of objects is in n_objects."""
-    world = World(split, seed)
+    world = open_world(split, seed)
     fitting = (i for i in count() if len(world.scene(i)["objects"]) in n_objects)
     return [world[i] for i in islice(fitting, max(n, 1))]
 

@@ -14,7 +14,7 @@ import re
 import sys
 import tokenize
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cache, partial
 from math import inf
 
 import model as models
@@ -171,6 +171,7 @@ def choose_reader(default):
     return readers.get(type(default), type(default))
 
 
+@cache  # so that a process reads the source of each class once
 def read_comments(config_class):
     """-> {field: the comment beside it}. It may continue in the next lines, right of the names:
 

@@ -178,13 +178,14 @@ def read_table(path, files, table, shapes):
 
 def read_pickled(path, names):
     """Yields (name, mapped tensor) of model.pt. The file is mapped again after every n bytes, where
-    n is the size of its largest tensor. This releases the memory of the parts that were read."""
+    n is the size of its largest tensor, or 10 MB if this is more. This releases the memory of the
+    parts that were read."""
     n_left = 0
     for name in names:
         if n_left <= 0:
             with explained(path):
                 tensors = torch.load(path, mmap=True, weights_only=True)
-                n_left = max(tensor.nbytes for tensor in tensors.values())
+                n_left = max([1e7, *(tensor.nbytes for tensor in tensors.values())])
             check_names(path, tensors.keys(), names)
         n_left -= tensors[name].nbytes
         yield name, tensors[name]

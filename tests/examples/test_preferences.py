@@ -74,10 +74,10 @@ def packed():
     return [example_of(*annotations, media=media) for annotations, media in PACKED]
 
 
-def nll_of(model, annotation, media):
-    """-> the loss weight and the nll of each token of a separate sequence with its image."""
-    batch = packing.collate([[example_of(annotation, media=media)]], T, VISION)
-    return batch.weights, model(batch)[0]
+def alone(annotation, media):
+    """-> the Batch of a separate sequence with its image."""
+    example = example_of(annotation, media=media)
+    return packing.collate([[example]], len(example.tokens), VISION)
 
 
 def textbook(model, reference):
@@ -87,12 +87,12 @@ def textbook(model, reference):
         for sides in zip(annotations[::2], annotations[1::2], strict=False):
             gains = []
             for side in sides:
-                weights, nll = nll_of(model, side, media)
-                gain = nll_of(reference, side, media)[1].detach() - nll
-                gains.append(gain[weights > 0].sum())
+                batch = alone(side, media)
+                gain = reference(batch)[0].detach() - model(batch)[0]
+                gains.append(gain[batch.weights > 0].sum())
             total = total - torch.nn.functional.logsigmoid(BETA * (gains[0] - gains[1]))
-    weights, nll = nll_of(model, PLAIN, "chelsea.png")
-    return total + (weights * nll).sum()
+    batch = alone(PLAIN, "chelsea.png")
+    return total + (batch.weights * model(batch)[0]).sum()
 
 
 def gradients(model):

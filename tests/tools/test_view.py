@@ -20,6 +20,7 @@ from records.errors import plural
 from tests.test_layout import ROOT
 from tools import view
 from training.config import parse
+from training.log import read_log
 
 MEDIA = ROOT / "tests" / "media"
 PHOTOS = ("--data", str(MEDIA / "records.jsonl"), "--media", str(MEDIA))
@@ -174,7 +175,7 @@ def test_a_step_of_a_run_is_shown_as_it_was_trained_on(tmp_path, capsys):
     train.main(["--stage", "1", "--tiny", "--batch", "2", "--steps", "3", "--data",
                 str(tmp_path / "r.jsonl"), "--model.n_layer=1", "--device", "cpu",
                 "--pool_size=3", "--out", str(run)])
-    log = [json.loads(line) for line in (run / "log.jsonl").read_text().splitlines()]
+    log = read_log(run / "log.jsonl")
     steps = {line["step"]: line for line in log if "loss" in line}
     head = json.loads((run / "config.json").read_text())    # as earlier versions wrote it
     head["config"]["data"]["vision"] = head["config"]["model"]["vision"]

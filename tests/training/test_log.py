@@ -53,7 +53,7 @@ def test_the_page_of_questions_has_every_field_of_the_log(tmp_path):
     assert run(tmp_path / "run", "--stage", "1", "--tiny", "--device", "cpu", "--init", "toy",
                "--batch", "1", "--steps", "1", "--data", str(data),
                "--eval", str(data)) == 0
-    head, step, scores = map(json.loads, (tmp_path / "run" / "log.jsonl").open())
+    head, step, scores = read_log(tmp_path / "run" / "log.jsonl")
     assert stated == {"run": set(head), "step": set(step), "scores": set(scores)}
 
 

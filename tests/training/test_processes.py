@@ -12,7 +12,8 @@ from tests.training import processes
 from tests.training.processes import ROOT, n_lines, stderr_of, wait_for
 from tests.training.runs import SMALL
 
-linux_only = pytest.mark.skipif(sys.platform != "linux", reason="processes start by spawn")
+pytestmark = [pytest.mark.slow,
+              pytest.mark.skipif(sys.platform != "linux", reason="processes start by spawn")]
 
 PROGRAM = """
 import json, os, signal, sys
@@ -33,7 +34,6 @@ if __name__ == "__main__":
 """
 
 
-@linux_only
 def test_a_process_shares_the_code_of_the_project_wherever_the_command_is_started(tmp_path):
     """Here, the folder has modules of the same names. A process that imported torch and this
     project by itself would have 190 MB of its own."""
@@ -52,8 +52,6 @@ def test_a_process_shares_the_code_of_the_project_wherever_the_command_is_starte
                      "threads of the server": 1}
 
 
-@linux_only
-@pytest.mark.slow
 @pytest.mark.parametrize("killed", ["a process", "the server"])
 def test_a_run_ends_with_a_sentence_if_a_process_is_killed(tmp_path, killed):
     out = tmp_path / "out"

@@ -20,6 +20,7 @@ from tests.ranks import run_ranks
 from tests.training import processes
 from tests.training.runs import SMALL
 from training import ranks
+from training.log import read_log
 from weights import files
 
 pytestmark = pytest.mark.slow
@@ -50,7 +51,7 @@ def test_a_run_logs_the_same_numbers_on_any_layout(tmp_path):
         assert process.returncode == 0, stderr
         assert "view tensor" not in stderr  # a warning of FSDP
         assert json.loads(stdout.splitlines()[-1])["steps"] == 3
-        logs.append([json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()])
+        logs.append(read_log(out / "log.jsonl"))
         assert files.load(out).config.n_layer == 1
     first = logs[0]
     for lines in logs[1:]:
@@ -140,8 +141,7 @@ def test_videos_several_images_and_a_bad_record_log_the_same_on_shared_rows(tmp_
         out = tmp_path / str(cp)
         ranks = cp if cp > 1 else 0
         processes.stderr_of(processes.start(out, *flags, "--cp", str(cp), ranks=ranks))
-        steps = [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()[1:-1]]
-        logs.append(steps)
+        logs.append(read_log(out / "log.jsonl")[1:-1])
     alone, shared = logs
     assert any(step["unreadable"] for step in alone)
     assert len(alone) == len(shared) == 6

@@ -109,11 +109,9 @@ MISTAKES = [
     (["--stage", "1"], "--data is missing; give record files"),
     ([*TINY, "--data", "a.jsonl=x"], "the sampling rate 'x' is not a number from 1e-09 to 1e+12"),
     ([*TINY, "--data", "good.jsonl=1e308", "good.jsonl=1e308"], "the sampling rate '1e308' is not"),
-    ([*TINY, "--data", "good.jsonl", "--media", "nowhere"], "--media nowhere"),
     ([*TINY, "--data", "x" * 300 + "=1"], "--data: no such file: xxx"),
     ([*TINY, "--data", "good.jsonl", "--media", "x" * 300], "there is no such folder"),
     ([*TINY, "--data", "good.jsonl", "--eval", "x" * 300 + ".jsonl"], "File name too long"),
-    ([*TINY, "--data", "good.jsonl", "--eval", "x" * 300 + "/r.jsonl"], "File name too long"),
     ([*TINY, "--data", "good.jsonl", "--eval", "."], ".: this is not a .jsonl file of records"),
     ([*TINY, "--data", "good.jsonl", "--plan", "."], "--plan .: not a plan"),
     ([*TINY, "--init", "x" * 300], "File name too long"),
@@ -182,7 +180,7 @@ def test_a_dry_run_has_the_largest_shapes_and_changes_nothing(tmp_path, monkeypa
 
     monkeypatch.setattr(report, "final_scores", lambda *_: {})  # not needed here
     monkeypatch.setattr(torch.cuda, "max_memory_allocated", lambda: 2**30)
-    flags = [*SMALL, "--stage", "2", "--data.max_tokens=1024", "--batch", "4", "--steps", "1",
+    flags = [*SMALL, "--stage", "2", "--data.max_tokens=1024", "--batch", "2", "--steps", "1",
              "--deterministic"]
     assert run(tmp_path / "without", *flags) == 0
     monkeypatch.setattr(packing, "collate", noted)

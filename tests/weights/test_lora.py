@@ -12,6 +12,7 @@ from tests.training.processes import start, stderr_of
 from tests.training.runs import RECIPE, SMALL, assert_same_run, back_to, run, sentence
 from tools import generate, hf
 from training import checkpoint
+from training.log import read_log
 from weights import files as model_folders
 from weights import lora
 from weights.files import load, whole_copy
@@ -187,7 +188,7 @@ def test_two_ranks_equal_one(base, records, tmp_path, layout):
         recipe += flags
     stderr_of(start(tmp_path / "one", *recipe))
     stderr_of(start(tmp_path / "two", *recipe, *flags, ranks=world))
-    logs = [[json.loads(line) for line in (tmp_path / name / "log.jsonl").read_text().splitlines()]
+    logs = [read_log(tmp_path / name / "log.jsonl")
             for name in ("one", "two")]
     rel = 5e-3 if layout == "low" else 2e-5
     for ours, theirs in zip(*logs, strict=True):

@@ -100,10 +100,10 @@ def test_scenes_and_videos_are_marked_and_each_token_has_its_attention(reply_of,
 def test_files_are_read_and_leave_nothing_on_the_disk(reply_of, tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     wide, film = tmp_path / "a.png", tmp_path / "a.gif"
-    Image.new("RGB", (66_000, 660), "red").save(wide)  # a JPEG has at most 65,500 pixels on a side
+    Image.new("RGB", (66_000, 66), "red").save(wide)  # a JPEG has at most 65,500 pixels on a side
     reply = reply_of(COUNT, file=file_of(wide, "image/png"))
-    assert (reply["size"], reply["times"]) == ([66_000, 660], None)
-    assert picture(reply).size == (2048, 20)           # as large as a screen
+    assert (reply["size"], reply["times"]) == ([66_000, 66], None)
+    assert picture(reply).size == (2048, 2)            # as large as a screen
     frames = [Image.new("RGB", (40, 30), (60 * k, 0, 0)) for k in range(4)]
     frames[0].save(film, save_all=True, append_images=frames[1:], duration=500)
     reply = reply_of(COUNT_VIDEO, file=file_of(film, "image/gif"))

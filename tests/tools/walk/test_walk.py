@@ -9,9 +9,10 @@ import pytest
 
 import data
 from docs import draw
+from tests.ranks import run_ranks
 from tests.test_layout import ROOT
 from tools.walk import __main__ as command
-from tools.walk import examples
+from tools.walk import examples, experiments
 
 PAGE = (ROOT / "docs" / "walk" / "README.md").read_text(encoding="utf-8")
 MINE = ROOT / "docs" / "walk" / "mine.py"
@@ -36,7 +37,8 @@ def test_the_blocks_of_the_page_run_in_order_and_print_what_it_shows():
 
 
 @pytest.mark.parametrize("path", draw.DIAGRAMS)
-def test_the_diagrams_are_those_that_the_functions_of_today_draw(path):
+def test_the_diagrams_are_those_that_the_functions_of_today_draw(path, monkeypatch):
+    monkeypatch.setattr(experiments.mp, "spawn", run_ranks)
     shown = (ROOT / "docs" / path).read_text(encoding="utf-8")
     drawn = draw.DIAGRAMS[path]()
     # another version of Pillow may compress the photographs differently
