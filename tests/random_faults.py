@@ -99,7 +99,8 @@ def faults_of(node):
     elif isinstance(node, ast.If):
         for new in ("False", "True"):
             yield begin(node.test), end(node.test), new
-    elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
+    elif (isinstance(node, ast.Expr) and isinstance(node.value, ast.Call)
+            and not is_message(node.value)):
         yield begin(node), end(node), "pass"
     elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("min", "max"):
         yield begin(node.func), end(node.func), "max" if node.func.id == "min" else "min"

@@ -1,0 +1,37 @@
+"""The faults that tests/py can plant."""
+
+from tests.random_faults import changes_in, tests_near
+from tests.random_faults import tests_of_folder as of_folder
+
+SOURCE = """\
+if not a < b and c is None:
+    f(min(a, 3), 0.5, True)
+    raise Error(f"{a + 1}")
+x = a % 2 + (b) * c
+y = "%d" % x
+parser.add_argument("--n", default=7)
+"""
+FAULTS = [
+    ("not a < b and c is None", "False"), ("not a < b and c is None", "True"), (" and ", " or "),
+    ("f(min(a, 3), 0.5, True)", "pass"), (" + ", " - "), (" % ", " // "),
+    (" is ", " is not "), ("not ", ""),
+    ("min", "max"), ("0.5", "0.75"), ("True", "False"), (" < ", " <= "), ("3", "4"), ("2", "3")]
+
+
+def test_faults_are_of_all_kinds_and_can_be_compiled():
+    """None is in a message, a flag or a text, or takes one bracket of a pair."""
+    source = SOURCE.encode()
+    changes = changes_in(source)
+    assert sorted((SOURCE[c.start : c.end], c.new) for c in changes) == sorted(FAULTS)
+    for start, end, new in changes:
+        compile(source[:start] + new.encode() + source[end:], "a.py", "exec")
+
+
+def test_the_tests_of_a_file_are_those_near_it_and_those_of_its_folder():
+    assert tests_near("text/styles.py") == "tests/text/test_prompts.py"
+    assert "tests/text/test_tracks.py" in tests_near("text/points.py").split()
+    assert of_folder("text/points.py") == "tests/text tests/weights tests/test_encode.py"
+    assert of_folder("tools/convert/rows.py") == "tests/tools/convert"
+    of_model = of_folder("model.py").split()
+    assert "tests/test_model.py" in of_model
+    assert "tests/test_readme.py" not in of_model
