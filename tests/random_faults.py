@@ -106,7 +106,7 @@ def faults_of(node):
         yield begin(node.func), end(node.func), "max" if node.func.id == "min" else "min"
 
 
-def tests_near(file):
+def near_tests(file):
     """-> the test files that tests/faults.py names for a file, and those of the same name."""
     named = {test for fault in FAULTS if (fault.file, fault.marks) == (file, "not slow")
              for test in fault.tests.split()}
@@ -115,7 +115,7 @@ def tests_near(file):
     return " ".join(sorted(named | {str(path) for path in same if (ROOT / path).exists()}))
 
 
-def tests_of_folder(file):
+def folder_tests(file):
     """-> the tests of the folder of a file, without the slow ones and those of the pages."""
     folders = file.split("/")[:-1]
     patterns = FOLDERS.get("/".join(folders[:1]), f"tests/{'/'.join(folders)}")
@@ -127,7 +127,7 @@ def tests_of_folder(file):
 
 def noticed_by(file, repository):
     """-> the first test that fails, or "". An error while the tests are collected counts, too."""
-    for tests in (tests_near(file), tests_of_folder(file)):
+    for tests in (near_tests(file), folder_tests(file)):
         test, _ = run_tests(tests, "not slow", repository) if tests else ("", 0)
         end = (repository / "faults.txt").read_text()[-300:] if tests else ""
         if test or (tests and " passed" not in end and " skipped" not in end):

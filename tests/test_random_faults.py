@@ -1,7 +1,6 @@
-"""The faults that tests/py can plant."""
+"""The faults that tests/random_faults.py can plant."""
 
-from tests.random_faults import changes_in, tests_near
-from tests.random_faults import tests_of_folder as of_folder
+from tests.random_faults import changes_in, folder_tests, near_tests
 
 SOURCE = """\
 if not a < b and c is None:
@@ -28,10 +27,10 @@ def test_faults_are_of_all_kinds_and_can_be_compiled():
 
 
 def test_the_tests_of_a_file_are_those_near_it_and_those_of_its_folder():
-    assert tests_near("text/styles.py") == "tests/text/test_prompts.py"
-    assert "tests/text/test_tracks.py" in tests_near("text/points.py").split()
-    assert of_folder("text/points.py") == "tests/text tests/weights tests/test_encode.py"
-    assert of_folder("tools/convert/rows.py") == "tests/tools/convert"
-    of_model = of_folder("model.py").split()
+    assert near_tests("text/styles.py") == "tests/text/test_prompts.py"
+    assert "tests/text/test_tracks.py" in near_tests("text/points.py").split()
+    assert folder_tests("text/points.py") == "tests/text tests/weights tests/test_encode.py"
+    assert folder_tests("tools/convert/rows.py") == "tests/tools/convert"
+    of_model = folder_tests("model.py").split()
     assert "tests/test_model.py" in of_model
     assert "tests/test_readme.py" not in of_model
