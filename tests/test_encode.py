@@ -33,6 +33,7 @@ from tests.records.visual_records import (
     write_media,
 )
 from tests.records.visual_records import TOKENIZER as BYTES
+from text.prompts import annotations_of
 from text.styles import medium
 from text.tokenizer import ByteTokenizer
 from text.visual_tokens import shift_subtitles
@@ -161,6 +162,9 @@ def test_the_points_of_one_video_in_five_are_asked_for_in_one_conversation(folde
         return [data.build(record, info, BYTES, config, VISION, 0, epoch)[0]
                 for epoch in range(200)]
 
+    (joined,) = annotations_of(records[0], replace(config, multi_turn_share=1),
+                               np.random.default_rng(0))
+    assert (joined["type"], joined["style"], joined["weight"]) == ("qa", "user_qa", 1)
     n_branches = Counter(example.n_branches for example in examples(records[0]))
     assert n_branches.keys() == {1, 2}
     assert 25 < n_branches[1] < 55
