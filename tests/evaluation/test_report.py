@@ -330,6 +330,7 @@ def test_the_question_to_try_is_the_first_of_the_data(tmp_path, monkeypatch, fil
     """Also of videos and of texts; a type without a score, and frames as files, have none."""
     monkeypatch.setitem(check.TABLES, "mine", {"type": "type!"})
     monkeypatch.setitem(check.TESTS, "mine", {})
+    monkeypatch.setitem(check.NEEDED, "mine", ["type"])
     monkeypatch.setitem(check.KINDS, "type", ("a type", lambda value: True))
     sources = []
     for k, rows in enumerate(files):

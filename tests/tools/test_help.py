@@ -35,7 +35,7 @@ NOT_RUN = ("tools.hf import ", "tools.hf base ", "tools.hf export toy ", "tools.
 
 MISTAKES = {                         # {command: (flags, part of the sentence)}
     "tools.ablate": ("--only trees,colours", "--only colours: choose from packing, trees"),
-    "tools.check": ("--decode", "required: file"),
+    "tools.check": ("--decode", "required: FILE"),
     "tools.bench": ("run none --peak 1", "none: no log of more than 5 steps"),
     "tools.convert": ("none.json out.jsonl", "none.json: no such file"),
     "tools.evaluate": ("--model none --data none.jsonl", "none: no such folder"),
