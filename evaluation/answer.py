@@ -18,6 +18,7 @@ from evaluation.generate import GREEDY, evaluation_config, generate
 from evaluation.prompts import VideoClip, encode_prompt, resized
 from records import media
 from records.errors import UserError, warn
+from records.parse import meant_style
 from records.subtitles import read_subtitles
 from records.visual import clip_times, tracking_times
 from text.points import parse_points
@@ -57,7 +58,9 @@ class Loaded(NamedTuple):
         if video is not None:
             shown = open_video(video, prompt, self.config, self.model.config.vision, **clip)
         else:
-            paths = [image] if isinstance(image, str | os.PathLike) else image or []
+            paths = image if isinstance(image, list | tuple) else [image] if image else []
+            if not all(isinstance(path, str | os.PathLike) for path in paths):
+                raise UserError("image: give the path of a file, or a list of paths")
             shown = open_images(paths, self.config)
         if hint := style_hint(prompt, self.config):
             warn(hint)
@@ -117,10 +120,14 @@ def asks_for_tracks(prompt):
 
 
 def style_hint(prompt, config):
-    """-> a sentence if the prompt has no style, but the model was trained only on prompts with a
-    style; otherwise ""."""
-    if not config.prefix_all or STYLED.match(prompt):
+    """-> a sentence if the prompt has no style, or a misspelled one, but the model was trained only
+    on prompts with a style; otherwise ""."""
+    if not config.prefix_all:
         return ""
+    if STYLED.match(prompt):
+        style = re.match(r"\w+", prompt)[0]
+        meant = meant_style(style)
+        return f"unknown style '{style}' - did you mean '{meant}'?" if meant else ""
     return ("this model was trained on prompts that begin with a style, such as long_caption:, "
             "pointing:, count: or user_qa: (docs/own_data.md)")
 

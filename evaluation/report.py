@@ -308,8 +308,9 @@ def print_end(run, loss, scores, best):
         how = " To score answers, add --eval FILE." if run.eval_records is not None else ""
         print_visible(f"After {steps} the loss {last}. No answer was scored.{how}")
     if best and best != run.config.steps and (run.out / f"step-{best}").exists():
-        print_visible(f"The held-out loss was lowest at step {best} ({out}/step-{best}). To end "
-                      "the run with this model instead: "
+        of_first = f" of {first_set(run)}" if len(columns) > 1 else ""
+        print_visible(f"The held-out loss{of_first} was lowest at step {best} ({out}/step-{best}). "
+                      "To end the run with this model instead: "
                       f"{repeat_command('--finish-at', str(best))}")
     drawn = [name for name in ("progress.gif", "samples", "loss.png") if (run.out / name).exists()]
     print_visible(f"Pictures: {', '.join(f'{out}/{name}' for name in drawn)}")

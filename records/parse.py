@@ -293,15 +293,22 @@ def unlikely_units(record):
     return found
 
 
+def meant_style(style):
+    """-> the style of which this one looks like a misspelling, or None. The style of a benchmark may
+    have any name."""
+    if style in TASK_OF_STYLE or UNNAMED_STYLE.fullmatch(style):
+        return None
+    return next(iter(difflib.get_close_matches(style, TASK_OF_STYLE, 1, 0.8)), None)
+
+
 def unlikely_styles(record):
-    """-> [warning, ..] about styles that look misspelled. A benchmark's style may have any name."""
+    """-> [warning, ..] about styles that look misspelled."""
     found = []
     parts = {f"annotations[{k}]": a for k, a in enumerate(record["annotations"])}
     for place, part in (parts | dict(parts_of(record))).items():  # turns have styles, too
         style = part.get("style", "")
-        if style not in TASK_OF_STYLE and not UNNAMED_STYLE.fullmatch(style):
-            found += [f"{place}: unknown style {short(style)} - did you mean '{meant}'?"
-                      for meant in difflib.get_close_matches(style, TASK_OF_STYLE, 1, 0.8)]
+        if meant := meant_style(style):
+            found.append(f"{place}: unknown style {short(style)} - did you mean '{meant}'?")
     return found
 
 

@@ -17,13 +17,13 @@ import math
 import os  # os.path.exists is False for a name that is too long, but Path.exists raises
 import tempfile
 from collections import Counter
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 
 from records.check import is_kind
 from records.errors import DataError, hint_of_path, warn
 from records.mixture import group_rates, sqrt_size
-from records.reader import Records
+from records.reader import N_CHECKED, Records
 from training.config import STAGES
 
 # {field of an entry: kind of its value, as in records.check}
@@ -142,6 +142,24 @@ def check_frames(source, config):
              "prepare the frames again with these numbers, or change the flags of the run")
 
 
+def media_of(records, n):
+    """-> the paths of the images and videos of the first n records."""
+    return {os.path.realpath(path) for record in islice(records, n)
+            for path in records.paths_of(record)}
+
+
+def check_held_out(sources, eval_sets):
+    """Warns if images or videos of a held-out file are also among the records of a file of --data
+    that are checked when it is opened: then its scores do not show what the model does with new
+    images."""
+    for held_out in eval_sets:
+        paths = media_of(held_out, len(held_out))
+        for source in sources:
+            if n := len(paths & media_of(source, N_CHECKED)):
+                warn(f"--eval {held_out.path}: {n:,} of its images and videos are also in --data "
+                     f"{source.path}; its scores say nothing about new images")
+
+
 def open_sources(args, config, generated=None):
     """Opens the files of --data and --eval -> sources, sampling rates, {name: records to evaluate
     on}. Without --data, --tiny uses `generated`, which are sources and sampling rates, and the
@@ -180,6 +198,7 @@ def open_sources(args, config, generated=None):
     unique_names(sources)
     eval_sets = [Records(path, args.media) for path in args.eval or ()]
     unique_names(eval_sets)
+    check_held_out(sources, eval_sets)
     eval_records = {records.name: list(records) for records in eval_sets}
     return sources, list(chain.from_iterable(group_rates(weighted))), eval_records
 

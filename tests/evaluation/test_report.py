@@ -255,7 +255,7 @@ Next: python -m tools.play --model runs/x
 OWN_END = f"""after 1,600 steps      mine      old\\x07
 caption_exact         0.500         -
 point_f1                  -     0.750
-The held-out loss was lowest at step 800 (runs/x/step-800). To end the run with this model \
+The held-out loss of mine was lowest at step 800 (runs/x/step-800). To end the run with this model \
 instead: python train.py --out runs/x --finish-at 800
 Pictures: runs/x/progress.gif
 Next: python -m tools.generate --model runs/x --image {MEDIA}/chelsea.png --prompt long_caption:

@@ -245,6 +245,10 @@ def test_a_prompt_without_a_style_is_noted_where_the_model_knows_none(fake, caps
     assert "trained on prompts that begin with a style" in capsys.readouterr().err
     for prompt in ("long_caption 65:", "pointing: any shape"):
         assert answer.style_hint(prompt, DATA) == ""
+    assert answer.style_hint("long_captoin:", DATA) == (
+        "unknown style 'long_captoin' - did you mean 'long_caption'?")
+    with pytest.raises(UserError, match="image: give the path of a file, or a list of paths"):
+        answer.load("toy").answer("long_caption:", image=Image.new("1", (9, 9)))
 
 
 def test_a_folder_gives_one_line_per_file_and_a_second_start_continues(

@@ -57,6 +57,23 @@ def test_rates_on_the_command_line_are_shares(tmp_path):
     assert rates_of("--data", a, b) == {str(a): 0.5, str(b): 0.5}
 
 
+def test_images_of_data_in_a_held_out_file_are_told(tmp_path, capsys):
+    """However the paths are spelled. Only other images give no warning."""
+    rows = {"a.jsonl": ["1.png", "2.png"], "b.jsonl": ["./2.png"], "c.jsonl": ["3.png"]}
+    for name, images in rows.items():
+        lines = [{"image": path, "annotations": [{"type": "caption", "text": "x"}]}
+                 for path in images]
+        (tmp_path / name).write_text("\n".join(map(json.dumps, lines)))
+    a, b, c = (tmp_path / name for name in rows)
+    opened("--data", a, "--eval", c)
+    assert capsys.readouterr().err == ""
+    opened("--data", c, a, "--eval", c, b)
+    warnings = capsys.readouterr().err.splitlines()
+    assert [line.partition(": ")[2] for line in warnings] == [
+        f"--eval {path}: 1 of its images and videos are also in --data {source}; its scores say "
+        "nothing about new images" for path, source in ((c, c), (b, a))]
+
+
 def test_a_mix_has_groups_and_fixed_rates_and_says_how_a_file_is_read(tmp_path):
     sizes = {"a.jsonl": 100, "b.jsonl": 400, "c.jsonl": 7}
     a, b, c = (write_records(tmp_path, name, n) for name, n in sizes.items())

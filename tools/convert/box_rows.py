@@ -79,7 +79,7 @@ def read_boxes(row, job):
     furthest = max((side for place in places for side in place if is_number(side)), default=2)
     skip_unless(job.args.unit or furthest > 1, "no unit", "no number is above 1; say with --unit "
                 "unit that they are fractions of the image's sides, or with --unit pixel")
-    path = boxes[0]["image"]
+    path = (boxes[0]["image"] or "").replace("\\", "/")
     size = [boxes[0][side] for side in ("width", "height")]
     if job.args.unit == "unit":
         size = UNIT

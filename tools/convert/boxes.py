@@ -44,7 +44,7 @@ def located(job, path, size, found, absent=None):
     file = job.media.root / path
     size = size or size_of_file(file, job.args.exif_unturned)
     skip_unless(size or not found, "no size", "the file does not contain the width and height of "
-                f"the image, and {file} does not exist")
+                f"the image, and {file} does not exist; --media DIR sets the folder")
     image = path if size in (UNIT, None) else {"path": path, "width": size[0], "height": size[1]}
     head = {"image": image, "labels": ({*groups}, absent)}  # for negatives.py
     return head, [partial(make.placed, label, places, size) for label, places in groups.items()]

@@ -193,9 +193,9 @@ TABLE = [
      [image(box("dog", (59, 0, 64, 10)), path={**SECOND, "path": "JPEGImages/1.jpg"})],
      {"wrong numbers": 1}),
     ({"a.csv": "filename,width,height,class,xmin,ymin,xmax,ymax\n1.jpg,64,48,cup,1,2,30,40\n"
-      "2.jpg,64,48,dog,1,2,3,4\n1.jpg,64,48,cup,40,5,50,9\n1.jpg,64,48,eye,,,,\n"},
+      "f\\2.jpg,64,48,dog,1,2,3,4\n1.jpg,64,48,cup,40,5,50,9\n1.jpg,64,48,eye,,,,\n"},
      [image(box("cup", (1, 2, 30, 40), (40, 5, 50, 9)), path={**SECOND, "path": "1.jpg"}),
-      image(box("dog", (1, 2, 3, 4)), path={**SECOND, "path": "2.jpg"})], {"wrong numbers": 1}),
+      image(box("dog", (1, 2, 3, 4)), path={**SECOND, "path": "f/2.jpg"})], {"wrong numbers": 1}),
     # x and y of a point; with a width they may be the corner of a box
     ({"a.csv": "image,label,x,y,width\na.png,cup,3,4,\na.png,cup,5.5,6,\na.png,dog,1,2,3\n"
       "a.png,eye,1,,\na.png,dog,3,4,\n", "a.png": Image.new("1", (64, 48))},
