@@ -294,8 +294,8 @@ def unlikely_units(record):
 
 
 def meant_style(style):
-    """-> the style of which this one looks like a misspelling, or None. The style of a benchmark may
-    have any name."""
+    """-> the style of which this one looks like a misspelling, or None. A benchmark may have a
+    style of any name."""
     if style in TASK_OF_STYLE or UNNAMED_STYLE.fullmatch(style):
         return None
     return next(iter(difflib.get_close_matches(style, TASK_OF_STYLE, 1, 0.8)), None)
