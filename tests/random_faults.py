@@ -36,7 +36,8 @@ FOLDERS = {
     "evaluation": "tests/evaluation tests/test_train.py tests/tools/test_evaluate.py "
                   "tests/tools/test_generate.py",
     "toy": "tests/toy tests/test_train.py",
-    "stages": "tests/training tests/test_stages.py"}
+    "stages": "tests/training tests/test_stages.py",
+    "tools/convert": "tests/tools/convert tests/tools/prepare tests/tools/test_benchmarks.py"}
 
 
 class Change(NamedTuple):
@@ -117,8 +118,8 @@ def near_tests(file):
 
 def folder_tests(file):
     """-> the tests of the folder of a file, without the slow ones and those of the pages."""
-    folders = file.split("/")[:-1]
-    patterns = FOLDERS.get("/".join(folders[:1]), f"tests/{'/'.join(folders)}")
+    folder = file.rpartition("/")[0]
+    patterns = FOLDERS.get(folder, f"tests/{folder}")
     found = [str(path.relative_to(ROOT)) for pattern in patterns.split()
              for path in sorted(ROOT.glob(pattern))]
     of_pages = ("cuda.py", "layout.py", "readme.py", "own_data.py", "cluster.py")

@@ -30,7 +30,7 @@ def test_the_tests_of_a_file_are_those_near_it_and_those_of_its_folder():
     assert near_tests("text/styles.py") == "tests/text/test_prompts.py"
     assert "tests/text/test_tracks.py" in near_tests("text/points.py").split()
     assert folder_tests("text/points.py") == "tests/text tests/weights tests/test_encode.py"
-    assert folder_tests("tools/convert/rows.py") == "tests/tools/convert"
+    assert folder_tests("tools/walk/cards.py") == "tests/tools/walk"
     of_model = folder_tests("model.py").split()
     assert "tests/test_model.py" in of_model
     assert "tests/test_readme.py" not in of_model

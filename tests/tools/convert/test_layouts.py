@@ -455,9 +455,12 @@ def test_coco_without_sizes_takes_them_from_the_images(tmp_path):
 
 
 def test_a_class_of_mot_with_many_points_becomes_a_track_for_each_object(tmp_path):
-    lines = "".join(f"{frame},{k},10,10,4,6,1,1,1\n" for frame in (1, 2) for k in range(301))
+    lines = "".join(f"{frame},{k},10,10,4,6,1,1,1\n" for frame in (1, 2) for k in range(300))
     (record,), _, _ = convert(tmp_path, {**MOT, "f/gt/gt.txt": lines})
-    assert len(record["annotations"]) == 301
+    assert len(record["annotations"]) == 1  # of 600 points
+    lines += "1,300,10,10,4,6,1,1,1\n"
+    (record,), skipped, _ = convert(tmp_path, {**MOT, "f/gt/gt.txt": lines})
+    assert (len(record["annotations"]), skipped) == (300, {"track without a visible point": 1})
     start = {"t": 0, "id": 7, "x": 12, "y": 13}
     assert record["annotations"][7] == track(
         "pedestrian", (0.5, 7, 12, 13), mode="from_point", query=start)
