@@ -168,8 +168,8 @@ TABLE = [
         '  "0": eye  # left\n  1: big cup', '- "\\x65ye"\n- big cup', "  [eye, big cup]  # two")),
     (yolo("eye\x85\nbig cup\n", *LINES, name="classes.txt"), EYES, {}),
     # polygons whose first numbers would be a box that leaves the image
-    (yolo("eye", *["0 .1 .1 .6 .1 .6 .6 .1 .6"] * 2, name="classes.txt"),
-     [image(box("eye", *[(0.1, 0.1, 0.6, 0.6)] * 2, coords="unit"), path="images/1.jpg")], {}),
+    (yolo("eye", *["0 .1 .1 .6 .1 .3 .1 .1 .05"] * 3, name="classes.txt"),
+     [image(box("eye", *[(0.1, 0.05, 0.6, 0.1)] * 3, coords="unit"), path="images/1.jpg")], {}),
     # half of these polygons may be boxes with key points
     (yolo("eye", *["0 .4 .4 .6 .4 .6 .6 .4 .6"] * 2, "0 .4 .4 .6 .4 .5 .5",
           "0 .8 .8 .9 .8 .9 .9 .8 .9", name="classes.txt"),
