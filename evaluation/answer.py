@@ -58,7 +58,11 @@ class Loaded(NamedTuple):
         if video is not None:
             shown = open_video(video, prompt, self.config, self.model.config.vision, **clip)
         else:
-            paths = image if isinstance(image, list | tuple) else [image] if image else []
+            paths = image
+            if image is None:
+                paths = []
+            elif not isinstance(image, list | tuple):
+                paths = [image]
             if not all(isinstance(path, str | os.PathLike) for path in paths):
                 raise UserError("image: give the path of a file, or a list of paths")
             shown = open_images(paths, self.config)

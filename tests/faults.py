@@ -464,7 +464,8 @@ FAULTS = list_faults("not slow", FAST) + list_faults("slow", SLOW)
 
 
 def run_tests(tests, marks, repository):
-    """Runs pytest in a fork -> the test that failed, or "", and CPU seconds of all processes."""
+    """Runs pytest in a fork -> the test that failed, or how the tests ended before one failed, or
+    ""; and CPU seconds of all processes."""
     log = repository / "faults.txt"
     pid = os.fork()
     if not pid:
@@ -487,8 +488,10 @@ def run_tests(tests, marks, repository):
         done, status, used = os.wait4(pid, os.WNOHANG)
         if done:
             failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", log.read_text(), re.MULTILINE)
-            has_failed = failed and os.waitstatus_to_exitcode(status) == 1
-            return failed[0] if has_failed else "", used.ru_utime + used.ru_stime
+            status = os.waitstatus_to_exitcode(status)
+            if not failed and status not in (0, 5):  # 5: none of the tests has these marks
+                failed = [f"status {status}"]
+            return failed[0] if failed else "", used.ru_utime + used.ru_stime
         time.sleep(0.05)
     os.killpg(pid, signal.SIGKILL)
     os.waitpid(pid, 0)

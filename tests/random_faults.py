@@ -4,9 +4,9 @@
     python -m tests.random_faults 20 8 text/ data.py   # in files whose path begins like this
 
 A fault is an operator, a comparison, a number or a condition that is replaced, or a call that is
-left out. The test files of the changed file run first, then those of its whole folder. Read each
-fault that is not noticed: some change nothing, or only what a GPU does. Messages, flags, pictures
-and benchmarks get no faults.
+left out. The test files of the changed file run first, then all test files of its folder. Read
+each fault that is not noticed: some change nothing, or only what a GPU does. If the tests do not
+end, it counts as not noticed. Messages, flags, pictures and benchmarks get no faults.
 """
 
 import ast
@@ -58,10 +58,12 @@ def changes_in(source):
         if id(node) not in hidden:
             for first, last, new in faults_of(node):
                 start = starts[first[0] - 1] + first[1]
-                found.append(Change(start, starts[last[0] - 1] + last[1], new))
-    # an operator beside a bracket is left as it is: the bracket would lose its partner
-    return [change for change in found
-            if change.new[:1].strip() or not {*b"()"} & {*source[change.start : change.end]}]
+                end = starts[last[0] - 1] + last[1]
+                is_operator = new[:1] in ("", " ")
+                # an operator beside a bracket is left: the bracket would lose its partner
+                if not is_operator or not {*b"()"} & {*source[start:end]}:
+                    found.append(Change(start, end, new))
+    return found
 
 
 def is_message(node):
@@ -108,7 +110,7 @@ def faults_of(node):
 
 
 def near_tests(file):
-    """-> the test files that tests/faults.py names for a file, and those of the same name."""
+    """-> the test files that tests/faults.py names for a file, and test files of its name."""
     named = {test for fault in FAULTS if (fault.file, fault.marks) == (file, "not slow")
              for test in fault.tests.split()}
     folder, _, name = f"tests/{file}".rpartition("/")
@@ -117,7 +119,7 @@ def near_tests(file):
 
 
 def folder_tests(file):
-    """-> the tests of the folder of a file, without the slow ones and those of the pages."""
+    """-> the test files of the folder of a file, except tests of pages and of a GPU."""
     folder = file.rpartition("/")[0]
     patterns = FOLDERS.get(folder, f"tests/{folder}")
     found = [str(path.relative_to(ROOT)) for pattern in patterns.split()
@@ -127,12 +129,10 @@ def folder_tests(file):
 
 
 def noticed_by(file, repository):
-    """-> the first test that fails, or "". An error while the tests are collected counts, too."""
-    for tests in (near_tests(file), folder_tests(file)):
-        test, _ = run_tests(tests, "not slow", repository) if tests else ("", 0)
-        end = (repository / "faults.txt").read_text()[-300:] if tests else ""
-        if test or (tests and " passed" not in end and " skipped" not in end):
-            return test or "an error ends the tests"
+    """-> the first test that fails, or ""."""
+    for tests in filter(None, (near_tests(file), folder_tests(file))):
+        if test := run_tests(tests, "not slow", repository)[0]:
+            return test
     return ""
 
 

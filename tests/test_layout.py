@@ -274,6 +274,20 @@ def test_no_part_is_larger_than_its_ceiling():
     assert {what: n for what, n in found.items() if n > CEILINGS[what]} == {}
 
 
+def test_comments_docstrings_and_broken_lines_are_not_counted(monkeypatch):
+    text = ("def f(a,\n"
+            "      b):\n"
+            '    """Adds."""\n'
+            "    # two numbers\n"
+            "\n"
+            "    return a + b\n")
+    monkeypatch.setitem(TEXTS, "f.py", text)
+    monkeypatch.setitem(TREES, "f.py", ast.parse(text))
+    # def f ( a , b ) : | the docstring | return a + b
+    assert count_tokens(["f.py"]) == 8 + 1 + 4
+    assert count_statements(["f.py"]) == 2  # def and return
+
+
 def test_files_of_a_user_are_no_part_of_the_repository(tmp_path):
     subprocess.run(["git", "init", "-q", tmp_path], check=True)
     for name in ("own.py", "cat.txt"):

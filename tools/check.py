@@ -3,18 +3,16 @@
     python -m tools.check tests/media/records.jsonl --media tests/media --decode
 
 With --decode it also decodes every image, and the frames of every video that a training run with
-the same --fps and --max-frames uses. For several files it says which images and videos of a file
-are also in a file before it, since none should be in training and held out.
+the same --fps and --max-frames uses. For several files it counts the images and videos that two of
+them share, because none should be used both in training and in evaluation.
 
 Exit status: 0 if nothing is wrong, 1 if there is a mistake, 2 if a file is missing or is not a
 file of records.
 """
 
 import hashlib
-import os
 import sys
 from collections import Counter
-from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import NamedTuple
@@ -27,7 +25,7 @@ from records.reader import Records
 from records.visual import read_headers
 from tools.command import frame_rate, make_parser, report_errors, whole_number
 from training.planner import has_loss
-from training.sources import OPTIONS, read_mix
+from training.sources import OPTIONS, media_of, read_mix
 
 MAX_PRINTED = 20  # mistakes per file, without --all
 MAX_DURATION_ERROR_S = 0.5  # between the declared and the real duration
@@ -99,18 +97,6 @@ def compare_declared(records, record, sizes):
     return [Problem("other than declared", sentence) for sentence in found]
 
 
-def count_shared(records, seen):
-    """Adds the images and videos of valid records to seen, {path: the first file that has it} ->
-    Counter {another file: number of images and videos that it has, too}."""
-    paths = set()
-    for i in range(len(records)):
-        with suppress(Unreadable):
-            paths |= {os.path.realpath(path) for path in records.paths_of(records[i])}
-    owners = Counter(seen.setdefault(path, records.path) for path in paths)
-    del owners[records.path]
-    return owners
-
-
 def check_file(records, config, decode_all, print_all):
     """Prints the mistakes in a file, then their counts -> bool: is there any mistake?"""
     counts = Counter()
@@ -160,7 +146,7 @@ def main(argv=None):
         else:
             entries.append({"path": path})
     status = 0
-    seen = {}
+    media = {}  # {file: its images and videos}
     for entry in entries:
         options = {key: entry[key] for key in OPTIONS if key in entry}
         try:
@@ -172,8 +158,12 @@ def main(argv=None):
             continue
         status = max(status, int(check_file(records, config, args.decode, args.all)))
         if len(args.files) > 1:
-            for first, n in count_shared(records, seen).items():
-                print_visible(f"{records.path}: {n:,} of its images and videos are also in {first}")
+            own = media_of(records)
+            for path, others in media.items():
+                if n := len(own & others):
+                    print_visible(f"{records.path}: {n:,} of its images and videos are also in "
+                                  f"{path}")
+            media[records.path] = own
     return status
 
 

@@ -61,8 +61,8 @@ class BadRecords:
         bad = sum(self.counts[source].values())
         tried = self.tried[source]
         epochs = ceil(tried / len(records))
-        is_share_high = bad / epochs >= MANY and bad > self.max_skip * tried
-        if self.in_a_row[source] >= MANY or is_share_high:
+        are_too_many = bad / epochs >= MANY and bad > self.max_skip * tried
+        if self.in_a_row[source] >= MANY or are_too_many:
             raise self.error(
                 f"{bad} of {tried} draws from {source} gave a record that could not be used, "
                 f"the last {self.in_a_row[source]} of them in a row. The last one is {where}: "

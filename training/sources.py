@@ -17,11 +17,12 @@ import math
 import os  # os.path.exists is False for a name that is too long, but Path.exists raises
 import tempfile
 from collections import Counter
-from itertools import chain, islice
+from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 
 from records.check import is_kind
-from records.errors import DataError, hint_of_path, warn
+from records.errors import DataError, Unreadable, hint_of_path, warn
 from records.mixture import group_rates, sqrt_size
 from records.reader import N_CHECKED, Records
 from training.config import STAGES
@@ -134,7 +135,7 @@ def unique_names(sources):
 
 
 def check_frames(source, config):
-    """Warns if frames of a source were prepared with other frame settings than those of the run."""
+    """Warns if frames of a source were prepared with other frame settings than the run has."""
     if others := source.made_for - {(config.fps, config.max_frames)}:
         fps, max_frames = min(others)
         warn(f"{source.path}: its frames were made with --fps {fps:g} --max-frames {max_frames}, "
@@ -142,21 +143,25 @@ def check_frames(source, config):
              "prepare the frames again with these numbers, or change the flags of the run")
 
 
-def media_of(records, n):
-    """-> the paths of the images and videos of the first n records."""
-    return {os.path.realpath(path) for record in islice(records, n)
-            for path in records.paths_of(record)}
+def media_of(records, n=None):
+    """-> the paths of the images and videos of the first n records, or of all. Records with a
+    mistake are left out."""
+    found = set()
+    for i in range(min(len(records), n or len(records))):
+        with suppress(Unreadable):
+            found.update(map(os.path.realpath, records.paths_of(records[i])))
+    return found
 
 
 def check_held_out(sources, eval_sets):
-    """Warns if images or videos of a held-out file are also among the records of a file of --data
-    that are checked when it is opened: then its scores do not show what the model does with new
-    images."""
-    for held_out in eval_sets:
-        paths = media_of(held_out, len(held_out))
-        for source in sources:
-            if n := len(paths & media_of(source, N_CHECKED)):
-                warn(f"--eval {held_out.path}: {n:,} of its images and videos are also in --data "
+    """Warns if a held-out file has images or videos of the first 1,000 records of a file of
+    --data. Then its scores do not show what the model does with new images."""
+    held_out = {records.path: media_of(records) for records in eval_sets}
+    for source in sources if held_out else ():
+        trained = media_of(source, N_CHECKED)
+        for path, media in held_out.items():
+            if n := len(media & trained):
+                warn(f"--eval {path}: {n:,} of its images and videos are also in --data "
                      f"{source.path}; its scores say nothing about new images")
 
 

@@ -106,7 +106,7 @@ def test_a_letter_that_the_locale_lacks_costs_its_record(tmp_path, run, monkeypa
 
 
 def test_images_of_two_files_are_counted(tmp_path, run):
-    """Also if the paths are spelled differently, and not those of invalid records."""
+    """Also if their paths are spelled differently. Invalid records do not count."""
     for name in ("a.png", "b.png"):
         (tmp_path / name).touch()
     rows = [image(CAPTION, image=name) for name in ("a.png", "b.png")]

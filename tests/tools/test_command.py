@@ -30,7 +30,8 @@ def test_a_command_goes_on_in_a_folder_that_it_has_made(tmp_path):
     write(out)
     with pytest.raises(UserError, match=r"contains records.jsonl, and tools.b has not made"):
         write(out, "tools.b")
-    write(out)
+    assert (out / "records.jsonl").read_text() == "tools.a"
+    write(out)  # the mark in the folder is the same, too
 
 
 def test_a_folder_of_the_user_is_left_alone(tmp_path):

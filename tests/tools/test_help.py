@@ -94,6 +94,10 @@ def test_a_mistake_is_one_sentence_and_status_2(command, monkeypatch, capsys, tm
     assert not stdout
 
 
+def test_all_commands_are_found():
+    assert set(MISTAKES) <= set(COMMANDS)
+
+
 @pytest.mark.parametrize(("error", "status"), [
     (KeyboardInterrupt(), 130),
     (RunError("the run has failed"), 1),

@@ -7,10 +7,11 @@ import pytest
 
 from records.errors import DataError
 from records.mixture import group_rates, sqrt_size
+from records.reader import Records
 from text.tokenizer import ByteTokenizer
 from toy import world
 from training.config import parse
-from training.sources import fingerprint, list_changes, open_sources
+from training.sources import fingerprint, list_changes, media_of, open_sources
 
 FOLDER = Path(__file__).parents[1] / "conformance"
 CONFORMANCE = json.loads((FOLDER / "sampling_rates.json").read_text())
@@ -65,6 +66,7 @@ def test_images_of_data_in_a_held_out_file_are_told(tmp_path, capsys):
                  for path in images]
         (tmp_path / name).write_text("\n".join(map(json.dumps, lines)))
     a, b, c = (tmp_path / name for name in rows)
+    assert media_of(Records(a), 1) == {str(tmp_path / "1.png")}
     opened("--data", a, "--eval", c)
     assert capsys.readouterr().err == ""
     opened("--data", c, a, "--eval", c, b)

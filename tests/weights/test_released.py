@@ -167,18 +167,18 @@ def test_the_presets_are_what_the_published_configs_say(preset):
             expected[name.replace("{i}", str(i))] = entry["shape"]
     assert shapes == expected
     if "hub_config" in published:
-        theirs = published["hub_config"]
-        found = released.released_config(Path("none"), theirs)
+        official = published["hub_config"]
+        found = released.released_config(Path("none"), official)
         assert dataclasses.replace(found, tied=config.tied) == config
         # what is exported is the same, but for these values (docs/molmo2.md 0.6, 1.1, 1.6)
-        ours = hub_config(config, "float32")
+        exported = hub_config(config, "float32")
         others = {"text_config": {"max_position_embeddings": 36864} if preset == "o7b" else {},
                   "vit_config": {"num_hidden_layers": 27},
                   "adapter_config": {"vit_layers": [-3, -9]}}
         for part, changes in others.items():
-            assert (ours.pop(part) | changes).items() <= theirs[part].items()
-        for key in ours.keys() & theirs.keys() - {"use_frame_special_tokens"}:
-            assert ours[key] == theirs[key]
+            assert (exported.pop(part) | changes).items() <= official[part].items()
+        for key in exported.keys() & official.keys() - {"use_frame_special_tokens"}:
+            assert exported[key] == official[key]
 
 
 def test_thirty_images_of_odd_sizes_are_read_as_transformers_reads_them(processor, tokenizer):

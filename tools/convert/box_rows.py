@@ -55,6 +55,7 @@ def by_image(rows, job):
         with job.report.skipping(where):
             row = job.report.known_fields(row, known)
             box = {key: cell_of(row, names) for key, names in NAMES.items()}
+            require(box["image"], "the entry", "it does not name its image")
             images.setdefault(box["image"], (where, []))[1].append(box)
     yield from ((where, {"boxes": boxes}) for where, boxes in images.values())
 
@@ -79,7 +80,7 @@ def read_boxes(row, job):
     furthest = max((side for place in places for side in place if is_number(side)), default=2)
     skip_unless(job.args.unit or furthest > 1, "no unit", "no number is above 1; say with --unit "
                 "unit that they are fractions of the image's sides, or with --unit pixel")
-    path = (boxes[0]["image"] or "").replace("\\", "/")
+    path = boxes[0]["image"].replace("\\", "/")
     size = [boxes[0][side] for side in ("width", "height")]
     if job.args.unit == "unit":
         size = UNIT

@@ -531,6 +531,12 @@ def test_an_image_gets_labels_that_only_other_images_show(tmp_path):
     assert "--negatives 5: added absent labels to 3 images; with this flag you say that" in err
 
 
+def test_without_the_flag_images_without_objects_are_counted(tmp_path):
+    records, skipped, err = convert(tmp_path, coco_images(*TWO))
+    assert (len(records), skipped) == (2, {"no annotation": 1})
+    assert "image 3: no annotation: this image has no object; it can train that an object is" in err
+
+
 def test_at_most_n_labels_are_drawn_by_a_hash_of_image_and_label(tmp_path):
     names = [f"label {k}" for k in range(40)]
     one_each = [(1, k, BOX) for k in range(1, 41)]

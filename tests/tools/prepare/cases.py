@@ -305,8 +305,14 @@ CASES = {
         ],
     ),
     "docvqa": Case(
-        rows=[{"question": "Who?", "image": image_cell(RED), "answers": ["Ann"]}],
-        records=[record(question("doc_qa", "Who?", answers=["Ann"]), image=sha(RED))],
+        rows=[
+            {"question": "Date?", "image": image_cell(RED), "answers": ["1/8/93"]},
+            {"question": "Who?", "image": image_cell(RED), "answers": ["Ann"]},
+        ],
+        records=[
+            record(question("doc_qa", "Date?", answers=["1/8/93"]), image=sha(RED)),
+            record(question("doc_qa", "Who?", answers=["Ann"]), image=sha(RED)),
+        ],
     ),
     "chartqa": Case(
         rows=[

@@ -87,7 +87,7 @@ def test_fetched_images_are_found_without_extension_and_give_pixels_their_size(t
     assert not (tmp_path / "out/media").exists()
 
 
-def test_images_of_clocks_are_found_by_the_id_of_their_row(tmp_path):
+def test_images_of_clocks_are_found_by_the_id_of_their_row(tmp_path, capsys):
     faces = tmp_path / "faces"
     (faces / "deep/face").mkdir(parents=True)
     (faces / "deep/face/003_08:15:30.8_name.png").touch()
@@ -95,6 +95,7 @@ def test_images_of_clocks_are_found_by_the_id_of_their_row(tmp_path):
     records, _ = prepare("pixmo-clocks", source, tmp_path / "out", "--media", faces)
     paths = [record["image"] for record in records]
     assert paths == ["deep/face/003_08:15:30.8_name.png", "face/004"]
+    assert "1 of 2 images and videos do not exist" in capsys.readouterr().err
 
 
 FILES = """kw/abc/any name.webm, a/v_act.mkv, a/ytb_you.mp4, d/flat.MOV, d/flat.txt,
@@ -115,7 +116,7 @@ CLIP = track_row("ducks", "track") | {"video": "long", "clip": "p3"}
         "sora2/x": "g/sora2-2fps/x_2fps.mp4", "veo/x": "g/veo/x_2fps.mp4",
         "kling/x": "kling/x_2fps.mp4"}),
 ])
-def test_videos_are_found_by_their_id_wherever_they_lie(tmp_path, name, row, found):
+def test_videos_are_found_by_their_id_wherever_they_lie(tmp_path, name, row, found, capsys):
     videos = tmp_path / "videos"
     for path in FILES.split(","):
         (videos / path.strip()).parent.mkdir(parents=True, exist_ok=True)
@@ -124,6 +125,7 @@ def test_videos_are_found_by_their_id_wherever_they_lie(tmp_path, name, row, fou
     source = write_parquet(tmp_path / "c.parquet", rows)
     records, _ = prepare(name, source, tmp_path / "out", "--videos", videos)
     assert [record["video"]["path"] for record in records] == list(found.values())
+    assert f": 1 of {len(found)} images and videos do not exist" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(("name", "row", "files"), [
