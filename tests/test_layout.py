@@ -45,13 +45,13 @@ MAX_FUNCTION_LINES = 50              # but for tests; 57: attention.block_mask, 
 CEILINGS = {
     "the seven modules": 16_670,
     "the seven modules, tokens per statement": 12.2,
-    "imported by train.py, without evaluation/ and toy/": 53_650,
+    "imported by train.py, without evaluation/ and toy/": 53_700,
     "the same, in files": 42,
     "all Python but tests": 157_150,
     "tools/": 64_700,
     "tools/bench/": 11_720,
-    "tools/convert/, tools/prepare/ and tools/benchmarks.py": 31_610,
-    "tests/": 207_590,
+    "tools/convert/, tools/prepare/ and tools/benchmarks.py": 31_620,
+    "tests/": 207_850,
 }
 
 # Packages that requirements.txt does not install: functions that need one import it when they are
