@@ -14,7 +14,6 @@ import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import NamedTuple
 
 from tests.faults import FAULTS, ROOT, copy_of_repository, run_tests
 
@@ -40,15 +39,8 @@ FOLDERS = {
     "tools/convert": "tests/tools/convert tests/tools/prepare tests/tools/test_benchmarks.py"}
 
 
-class Change(NamedTuple):
-    """Bytes start to end of a file are replaced."""
-    start: int
-    end: int
-    new: str
-
-
 def changes_in(source):
-    """The bytes of a file -> [Change, ..], all possible faults."""
+    """The bytes of a file -> [(start, end, new text), ..], all possible faults."""
     lines = source.splitlines(keepends=True)
     starts = [sum(map(len, lines[:k])) for k in range(len(lines))]
     tree = ast.parse(source)
@@ -62,7 +54,7 @@ def changes_in(source):
                 is_operator = new[:1] in ("", " ")
                 # an operator beside a bracket is left: the bracket would lose its partner
                 if not is_operator or not {*b"()"} & {*source[start:end]}:
-                    found.append(Change(start, end, new))
+                    found.append((start, end, new))
     return found
 
 

@@ -147,7 +147,7 @@ def media_of(records, n=None):
     """-> the paths of the images and videos of the first n records, or of all. Records with a
     mistake are left out."""
     found = set()
-    for i in range(min(len(records), n or len(records))):
+    for i in range(len(records))[:n]:
         with suppress(Unreadable):
             found.update(map(os.path.realpath, records.paths_of(records[i])))
     return found

@@ -107,18 +107,15 @@ def test_a_letter_that_the_locale_lacks_costs_its_record(tmp_path, run, monkeypa
 
 def test_images_of_two_files_are_counted(tmp_path, run):
     """Also if their paths are spelled differently. Invalid records do not count."""
-    for name in ("a.png", "b.png"):
-        (tmp_path / name).touch()
-    rows = [image(CAPTION, image=name) for name in ("a.png", "b.png")]
-    paths = [write(tmp_path / name, *rows) for name in ("train.jsonl", "test.jsonl", "new.jsonl")]
-    write(paths[1], image(CAPTION, image=str(tmp_path / "b.png")), image(CAPTION, image="./b.png"))
-    write(paths[2], image({**QA, "weight": -1}))
-    status, out, err = run(*paths)
+    (tmp_path / "a.png").touch()
+    train = write(tmp_path / "train.jsonl", image(CAPTION))
+    test = write(tmp_path / "test.jsonl", image(CAPTION, image=str(tmp_path / "a.png")),
+                 image(CAPTION, image="./a.png"), image({**QA, "weight": -1}))
+    status, out, err = run(train, test)
     assert (status, err) == (1, "")
-    assert out[:3] == [
-        f"{paths[0]}: 2 records; nothing is wrong", f"{paths[1]}: 2 records; nothing is wrong",
-        f"{paths[1]}: 1 of its images and videos are also in {paths[0]}"]
-    assert out[4:] == [f"{paths[2]}: 1 record; wrong record 1"]
+    assert out[0] == f"{train}: 1 record; nothing is wrong"
+    assert out[2:] == [f"{test}: 3 records; wrong record 1",
+                       f"{test}: 1 of its images and videos are also in {train}"]
 
 
 @pytest.mark.parametrize("decode", [False, True])
