@@ -60,7 +60,8 @@ def test_rates_on_the_command_line_are_shares(tmp_path):
 
 def test_images_of_data_in_a_held_out_file_are_told(tmp_path, capsys):
     """However the paths are spelled. Only other images give no warning."""
-    rows = {"a.jsonl": ["1.png", "2.png"], "b.jsonl": ["./2.png"], "c.jsonl": ["3.png"]}
+    rows = {"a.jsonl": ["1.png", "2.png"], "b.jsonl": [f"../{tmp_path.name}/2.png"],
+            "c.jsonl": ["3.png"]}
     for name, images in rows.items():
         lines = [{"image": path, "annotations": [{"type": "caption", "text": "x"}]}
                  for path in images]

@@ -498,15 +498,16 @@ def test_the_form_of_a_path_does_not_change_what_is_held_out(tmp_path):
     found = []
     for home, media in (("a", "photos"), ("b", "."), ("b", "absolute")):
         root = tmp_path / home
-        (root / "photos").mkdir(parents=True, exist_ok=True)
+        for name in ("photos", "out"):
+            (root / name).mkdir(parents=True, exist_ok=True)
         start = {"photos": "", ".": "photos/", "absolute": f"{root}/photos/"}[media]
         rows = [image(caption(str(n)), path=f"{start}{n}.png") for n in range(40)]
         path = write(root, {"rows.jsonl": rows})
         folder = root / "photos" if media == "photos" else root
-        status, _, err = run(path, root / "out.jsonl", "--hold-out", "0.3", "--overwrite",
+        status, _, err = run(path, root / "out/out.jsonl", "--hold-out", "0.3", "--overwrite",
                              "--media", folder)
         assert (status, err) == (0, "")
-        lines = (root / "out-held-out.jsonl").read_text().splitlines()
+        lines = (root / "out/out-held-out.jsonl").read_text().splitlines()
         found.append([json.loads(line)["annotations"][0]["text"] for line in lines])
     assert found[0] == found[1] == found[2]
     assert 0 < len(found[0]) < 40
