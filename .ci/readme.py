@@ -3,8 +3,7 @@
     python .ci/readme.py install           the pip command of a machine with a GPU, which fits all
     python .ci/readme.py first             the first training command, which runs in full
     python .ci/readme.py tests             the first test command, for a plain install
-    python .ci/readme.py readme            README's other commands; the steps they name are capped
-    python .ci/readme.py docs              the commands of the pages in docs/, likewise
+    python .ci/readme.py pages PAGE ..     other commands of pages; the steps they name are capped
     python .ci/readme.py scores FILE       compares the first command's result.json with the targets
     python .ci/readme.py stderr FILE ..    refuses what a command must not write to stderr
 
@@ -88,10 +87,8 @@ def main(what, *arguments):
         print(FIRST)
     elif what == "tests":
         print(next(command for command in readme if command.startswith("python -m pytest")))
-    elif what == "readme":
-        print("\n".join(others(README)))
-    elif what == "docs":
-        print("\n".join(c for page in sorted((ROOT / "docs").glob("*.md")) for c in others(page)))
+    elif what == "pages":
+        print("\n".join(command for page in arguments for command in others(Path(page))))
     elif what == "scores":
         check_scores(*arguments)
     else:

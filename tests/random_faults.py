@@ -36,7 +36,8 @@ FOLDERS = {
                   "tests/tools/test_generate.py",
     "toy": "tests/toy tests/test_train.py",
     "stages": "tests/training tests/test_stages.py",
-    "tools/convert": "tests/tools/convert tests/tools/prepare tests/tools/test_benchmarks.py"}
+    "tools/convert": "tests/tools/convert tests/tools/prepare tests/tools/test_benchmarks.py "
+                     "tests/tools/test_mistakes.py"}
 
 
 def changes_in(source):

@@ -47,11 +47,11 @@ CEILINGS = {
     "the seven modules, tokens per statement": 12.2,
     "imported by train.py, without evaluation/ and toy/": 53_700,
     "the same, in files": 42,
-    "all Python but tests": 157_140,
+    "all Python but tests": 157_120,
     "tools/": 64_640,
     "tools/bench/": 11_720,
     "tools/convert/, tools/prepare/ and tools/benchmarks.py": 31_620,
-    "tests/": 207_720,
+    "tests/": 206_650,
 }
 
 # Packages that requirements.txt does not install: functions that need one import it when they are

@@ -174,7 +174,6 @@ def test_check_decodes_the_frames_that_training_uses(tmp_path, run):
     assert run(path, "--decode")[1][0].startswith(f"{path}:1: damaged video: ")
     assert run(path)[0] == 0
     assert run(path, "--decode", "--max-frames", 1)[0] == 0      # only the first frame
-    assert run(path, "--fps", "nan")[0] == 2
 
 
 def test_check_of_a_mixture_checks_every_file_that_it_names(tmp_path, run):

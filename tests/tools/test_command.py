@@ -108,43 +108,6 @@ def test_a_named_gpu_becomes_the_current_one(monkeypatch):
     assert current == [torch.device("cuda:1")]
 
 
-PLAN = ["--stage", "1", "--data", "r.jsonl", "--out"]
-VIEW = ["--stage", "1", "--tiny", "--out"]
-ASK = ["--model", "toy", "--prompt", "x"]
-
-
-@pytest.mark.parametrize(("command", "flags", "name", "words"), [
-    (plan, PLAN, "a.npz", "this command has not made this file"),
-    (plan, PLAN, "r.jsonl", "r.jsonl: the name must end in .npz"),
-    (view, VIEW, "a.html", "this command has not made this file"),
-    (view, VIEW, "notes", "the name must end in .html"),
-    (generate, [*ASK, "--image", "a.png", "--draw"], "a.png", "this file is an input of"),
-    (generate, [*ASK, "--video", "a.gif", "--draw"], "a.gif", "this file is an input of"),
-])
-def test_a_file_of_the_user_is_not_replaced(command, flags, name, words, tmp_path, monkeypatch,
-                                            capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / name).write_text("mine")
-    with pytest.raises(SystemExit, match="2"):
-        command.main([*flags, name])
-    assert words in capsys.readouterr().err
-    assert (tmp_path / name).read_text() == "mine"
-
-
-@pytest.mark.parametrize(("command", "flags"), [
-    (plan, ["--stage", "1", "--out", "a.npz", "--data"]),
-    (plan, ["--stage", "1", "--data", "r.jsonl", "--out"]),
-    (generate, [*ASK, "--video", "a.gif", "--subtitles"]),
-])
-def test_a_pipe_as_a_file_is_refused_and_not_waited_for(command, flags, tmp_path, monkeypatch,
-                                                        capsys):
-    monkeypatch.chdir(tmp_path)
-    os.mkfifo("pipe.npz")
-    with pytest.raises(SystemExit, match="2"):
-        command.main([*flags, "pipe.npz"])
-    assert "pipe.npz: this is not a regular file" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("read", [read_rows, read_subtitles, lambda path: describe(path.parent)])
 def test_a_pipe_in_a_folder_is_refused_and_not_waited_for(read, tmp_path):
     os.mkfifo(tmp_path / "model.jsonl")

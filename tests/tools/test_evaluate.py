@@ -198,10 +198,6 @@ def test_sampling_follows_the_flags_and_every_question_has_its_own_random_number
 
 @pytest.mark.parametrize(("flags", "message"), [
     (["--masks", "half.npz"], "the masks of clip/0 have shape"),
-    (["--top-p", "0.9"], "--top-p needs a --temperature above 0"),
-    (["--top-p", "1.1"], "--top-p: 1.1 must be at most 1"),
-    (["--temperature", "nan"], "--temperature: nan must be"),
-    (["--masks", "half.npz", "--masks", "half.npz"], "--masks has 2 files, but --data has 1"),
     (["--masks", "half.npz", "--media", "."], "1 record, but none can be evaluated"),
 ])
 def test_a_mistake_costs_one_sentence(call, clip, tmp_path, monkeypatch, flags, message):

@@ -295,31 +295,3 @@ def test_a_folder_gives_one_line_per_file_and_a_second_start_continues(
             call(*flags[:5], tmp_path / "mine.jsonl")
         assert "this command has not made this file" in capsys.readouterr().err
         assert (tmp_path / "mine.jsonl").read_text() == mine
-    with pytest.raises(SystemExit):
-        call(*flags[:4])
-    assert "give only this one, --prompt, and --out FILE.jsonl" in capsys.readouterr().err
-
-
-@pytest.mark.parametrize(("flags", "words"), [
-    ("--prompt x --image . --draw a.png --out a.jsonl", "is a folder: give only this one"),
-    ("--prompt x --image . --json --out a.jsonl", "is a folder: give only this one"),
-    ("--chat --image . --out a.jsonl", "is a folder: give only this one"),
-    ("--prompt x --video . --subtitles a.srt --out a.jsonl", "is a folder: give only this one"),
-    ("--prompt x --images a.png . --out a.jsonl", "is a folder: give only this one"),
-    ("--prompt x --image a.png --out a.jsonl", "--out needs a folder"),
-    ("--prompt x --video", "--video without a file needs --model toy"),
-    ("--prompt x --frames 3", "--frames needs --video F"),
-    ("--prompt x --subtitles a.srt", "--subtitles needs --video F"),
-    ("--prompt x --start 1", "--start needs --video F"),
-    ("--prompt x --end 1", "--end needs --video F"),
-    ("--prompt x --frames 2049 --video a.mp4", "2049 must be at most 2048"),
-    ("--prompt x --frames 0 --video a.mp4", "0 must be at least 1"),
-    ("--chat --json", "they cannot be used with --chat"),
-    ("--chat --image a.png --draw a.png", "they cannot be used with --chat"),
-    ("--prompt x --draw a.png", "--draw needs --image, --images or --video"),
-    ("--prompt x --image a.png --draw a.gif", "give a .png, .jpg, .jpeg, .webp file in an"),
-    ("--prompt x --video a.mp4 --draw none/a.gif", ".webp, .gif file in an existing folder"),
-])
-def test_flags_that_do_not_fit_together_are_named(flags, words):
-    with pytest.raises(UserError, match=words):
-        generate.parse(["--model", "run", *flags.split()])

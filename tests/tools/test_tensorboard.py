@@ -1,7 +1,6 @@
 """python -m tools.tensorboard: TensorBoard reads the same numbers as log.jsonl contains."""
 
 import json
-import sys
 
 import pytest
 
@@ -90,14 +89,3 @@ def test_a_run_that_is_deleted_ends_it_with_a_sentence(tmp_path, monkeypatch, ca
         tensorboard.main([str(run)])
     assert capsys.readouterr().err.endswith(
         "has fewer lines than before; start this command again\n")
-
-
-def test_without_the_package_it_names_the_pip_command(tmp_path, monkeypatch, capsys):
-    write_log(tmp_path, {"config": {}})
-    monkeypatch.setitem(sys.modules, "tensorboard", None)
-    monkeypatch.setitem(sys.modules, "tensorboard.compat.proto.event_pb2", None)
-    with pytest.raises(SystemExit, match="2"):
-        tensorboard.main([str(tmp_path)])
-    assert capsys.readouterr().err == ("tools.tensorboard: tensorboard is needed: "
-                                       "pip install -r requirements-extras.txt\n")
-    assert not (tmp_path / "tensorboard").exists()

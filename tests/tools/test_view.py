@@ -199,14 +199,6 @@ def test_a_step_of_a_run_is_shown_as_it_was_trained_on(tmp_path, capsys):
     assert "step 2 of the run had other records" in capsys.readouterr().err
 
 
-def test_a_step_without_a_run_is_refused(tmp_path, capsys):
-    page = tmp_path / "page.html"
-    with pytest.raises(SystemExit, match="2"):
-        view.main([*TOY, "--step", "3", "--out", str(page)])
-    assert "--step N needs --run DIR" in capsys.readouterr().err
-    assert not page.exists()
-
-
 @pytest.mark.parametrize(("lengths", "parts"), [
     ([], [(0, 4)]), ([3], [(0, 7)]), ([2, 3, 1], [(0, 4), (4, 6), (6, 9), (9, 10)]),
 ])

@@ -2,7 +2,6 @@
 and implementations that compute the same."""
 
 import os
-import sys
 from datetime import date
 from types import SimpleNamespace
 
@@ -52,22 +51,6 @@ def test_a_table_shows_four_digits_and_the_range_of_ratios(capsys):
         "ours  0.1235  2 (1-3)",
         "b      12345        -",
     ]
-
-
-@pytest.mark.parametrize(("flags", "message"), [
-    ("pack --n 0", "argument --n: 0 must be at least 1"),
-    ("attend --tokens 3", "argument --tokens: 3 must be at least 512"),
-    ("step --cases image", "pip install -r requirements-dev.txt"),
-    ("attend --device cuda:99", "--device cuda:99 cannot be used"),
-])
-def test_a_mistake_ends_in_one_sentence(flags, message, tiny, bench, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(SystemExit, match="2"):
-        bench(*flags.split())
-    printed = capsys.readouterr()
-    (sentence,) = printed.err.splitlines()
-    assert message in sentence
-    assert not printed.out
 
 
 def test_sizes_are_those_of_training():
@@ -275,5 +258,3 @@ def test_other_ranks_are_copies_of_the_first():
     received = torch.zeros(5)
     train.exchange_with_copies(received, torch.tensor([7.0, 8]), [5], [2])
     assert received.tolist() == [7, 8, 7, 8, 7]
-
-

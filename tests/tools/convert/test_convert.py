@@ -163,47 +163,6 @@ def test_without_a_record_the_status_is_1_and_nothing_is_written(tmp_path, name,
     assert (tmp_path / "out.jsonl").read_text() == "old"
 
 
-MISTAKES = [
-    ("none.jsonl out.jsonl", "none.jsonl: no such file"),
-    ("rows.jsonl out.json", "out.json: the name of a file of records must end in .jsonl"),
-    ("rows.txt out.jsonl", "rows.txt: this is not a known format; --help"),
-    ("torn.json out.jsonl", "torn.json: the file is not JSON: Expecting"),
-    ("deep.json out.jsonl", "deep.json: the file is not JSON"),
-    ("twice.json out.jsonl", "twice.json: the file is not JSON: 'a' occurs twice"),
-    ("rows.jsonl old.jsonl", "old.jsonl exists; give OUT another name, or --overwrite"),
-    ("rows.jsonl folder.jsonl --overwrite", "folder.jsonl exists"),
-    ("rows.jsonl soft.jsonl --overwrite", "soft.jsonl: this file is an input of the command"),
-    ("rows.jsonl hard.jsonl --overwrite", "hard.jsonl: this file is an input of the command"),
-    (". metadata.jsonl --overwrite", "metadata.jsonl: this file is an input of the command"),
-    ("a-held-out.jsonl a.jsonl --overwrite --hold-out 0.5", "a-held-out.jsonl: this file is an"),
-    ("rows.jsonl dangling.jsonl", "dangling.jsonl exists"),
-    ("rows.jsonl out.jsonl --media none", "--media none: there is no such folder"),
-]
-
-
-@pytest.mark.parametrize(("arguments", "words"), MISTAKES, ids=[words for words, _ in MISTAKES])
-def test_a_mistake_of_the_user_is_one_sentence_and_changes_no_file(tmp_path, monkeypatch,
-                                                                   arguments, words):
-    monkeypatch.chdir(tmp_path)
-    for name, content in {"rows.jsonl": json.dumps(ROW), "rows.txt": "{}",
-                          "torn.json": '[{"a": 1}', "twice.json": '{"a": 1, "a": 2}',
-                          "deep.json": "[" * 100_000, "old.jsonl": "old",
-                          "metadata.jsonl": json.dumps({"file_name": "a.png", "text": "A."}),
-                          "a-held-out.jsonl": json.dumps(ROW)}.items():
-        (tmp_path / name).write_text(content)
-    (tmp_path / "folder.jsonl").mkdir()
-    (tmp_path / "soft.jsonl").symlink_to("rows.jsonl")
-    (tmp_path / "hard.jsonl").hardlink_to("rows.jsonl")
-    (tmp_path / "dangling.jsonl").symlink_to("nowhere")
-    before = {path.name: path.is_file() and path.read_bytes() for path in tmp_path.iterdir()}
-    status, counts, err = run(*arguments.split())
-    assert (status, counts) == (2, None)
-    assert err.count("\n") == 1
-    assert err.startswith(f"tools.convert: {words}")
-    after = {path.name: path.is_file() and path.read_bytes() for path in tmp_path.iterdir()}
-    assert after == before
-
-
 def test_overwrite_replaces_a_file_and_not_what_it_links_to(tmp_path):
     path = write(tmp_path / "rows.jsonl", ROW)
     (tmp_path / "old.jsonl").write_text("old")

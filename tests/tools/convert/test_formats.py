@@ -4,7 +4,6 @@ that are not supported, and flags that choose, add, hold out and draw."""
 import json
 import re
 import shlex
-import sys
 
 import pytest
 from PIL import Image
@@ -368,15 +367,6 @@ def test_a_message_names_the_flag_that_helps(tmp_path, files, words, flags):
     assert words in err
     assert run(path, tmp_path / "out.jsonl", *flags)[:2] == (
         0, {"rows": 1, "records": 1, "skipped": {}})
-
-
-def test_a_data_yaml_needs_pyyaml(tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "yaml", None)
-    path = write(tmp_path, yolo("names: [eye, cup]", *LINES))
-    status, _, err = run(path, tmp_path / "out.jsonl")
-    assert status == 2
-    assert ("f/data.yaml cannot be used: yaml is needed: pip install -r requirements-extras.txt\n"
-            in err)
 
 
 def test_control_characters_of_a_file_are_not_printed(tmp_path):
