@@ -6,10 +6,9 @@ import json
 import pytest
 
 from tests.tools.convert.command import run
-from tests.tools.convert.test_formats import caption, image, qa
+from tests.tools.convert.test_formats import boxed, caption, image, qa
 from tests.tools.convert.test_layouts import (
     AB,
-    BOX,
     MOT,
     QUESTION,
     absent,
@@ -70,7 +69,7 @@ def test_half_a_surrogate_pair_and_a_name_of_300_letters_cost_one_entry(tmp_path
     (tmp_path / "r.json").write_text(json.dumps(rows))
     _, counts, _ = run(tmp_path / "r.json", tmp_path / "r.jsonl", "--as", "vqa2")
     assert (counts["rows"], counts["records"]) == (2, 1)
-    files = coco_images((1, 1, BOX), (2, 1, BOX), (2, 2, BOX), names=("cup", "d\ud83d"),
+    files = coco_images(boxed(1, 1), boxed(2, 1), boxed(2, 2), names=("cup", "d\ud83d"),
                         file_name="x" * 300 + ".jpg", width=None, height=None)
     records, _, _ = convert(tmp_path, files, "--negatives", "1")
     assert [record["image"]["path"] for record in records] == ["2.jpg", "3.jpg"]

@@ -20,15 +20,23 @@ CATEGORIES = [{"id": 1, "name": "cup"}, {"id": 2, "name": "person"}]
 LVIS = {"id": 3, "width": 64, "height": 48, "not_exhaustive_category_ids": ["2"],
         "coco_url": "http://images.cocodataset.org/val2017/003.jpg"}
 FIRST = {"path": "val/1.jpg", "width": 640, "height": 480}
-SECOND = {"path": "../2.jpg", "width": 64, "height": 48}
+BOX = [1, 2, 3, 4]
+CORNERS = (1, 2, 4, 6)  # of BOX
+
+
+def sized(path):
+    return {"path": path, "width": 64, "height": 48}
+
+
+def boxed(image, category, bbox=BOX, **fields):
+    """-> an annotation of COCO."""
+    return {"image_id": image, "category_id": category, "bbox": bbox, **fields}
 
 
 def coco(*annotations, images=(), categories=CATEGORIES):
-    """annotations: dicts, or (image, category, bbox). images: by default the images of these."""
-    names = ("image_id", "category_id", "bbox")
-    found = [a if isinstance(a, dict) else dict(zip(names, a, strict=True)) for a in annotations]
-    images = images or [i for i in IMAGES if i["id"] in [a["image_id"] for a in found]]
-    return {"a.json": {"images": images, "categories": categories, "annotations": found}}
+    """images: by default the images of the annotations."""
+    images = images or [i for i in IMAGES if i["id"] in [a["image_id"] for a in annotations]]
+    return {"a.json": {"images": images, "categories": categories, "annotations": annotations}}
 
 
 def shape(kind, label, *points, **fields):
@@ -61,6 +69,11 @@ def box(label, *corners, coords="pixel"):
             "boxes": [{"box": list(corner)} for corner in corners]}
 
 
+def point(label, *places, coords="pixel"):
+    return {"type": "point", "label": label, "coords": coords,
+            "points": [{"x": x, "y": y} for x, y in places]}
+
+
 def caption(text):
     return {"type": "caption", "text": text}
 
@@ -82,56 +95,47 @@ YAML = "path: ..\nnames:  # of classes\n{}\ndownload: |\n  names: [code]\n"
 EYES = [image(box("eye", (0.2, 0.3, 0.4, 0.5), coords="unit"),
               box("big cup", (0.1, 0.1, 0.5, 0.6), coords="unit"), path="images/1.jpg")]
 LINES = ("0 0.3 0.4 0.2 0.2", "", "1 0.1 0.2 0.5 0.1 0.3 0.6")
-LABELME = [image(box("cup", (1, 2, 30, 40), (40, 5, 50, 9)),
-                 path={**SECOND, "path": "../img/1.jpg"})]
+LABELME = [image(box("cup", (1, 2, 30, 40), (40, 5, 50, 9)), path=sized("../img/1.jpg"))]
+CUP, PERSON = [image(box(label, CORNERS), path=FIRST) for label in ("cup", "person")]
 PAIR = [{"annotations": [{"type": "text", "prompt": "q", "text": text} for text in ("a", "b")]}]
 # {name of a file: content}, the records, {reason: number of skipped entries}
 TABLE = [
     # COCO, Roboflow, LVIS
-    (coco((3, 1, [10.5, 20, 100, 50]), (1, 2, [1, 2, 3, 4]), (3, 2, [1, 2, 3, 4]),
-          (3, 1, [630, 400, 20, 90])),
-     [image(box("cup", (10.5, 20, 110.5, 70), (630, 400, 640, 480)), box("person", (1, 2, 4, 6)),
-            path=FIRST), image(box("person", (1, 2, 4, 6)), path=SECOND)], {}),
+    (coco(boxed(3, 1, [10.5, 20, 100, 50]), boxed(1, 2), boxed(3, 2),
+          boxed(3, 1, [630, 400, 20, 90])),
+     [image(box("cup", (10.5, 20, 110.5, 70), (630, 400, 640, 480)), box("person", CORNERS),
+            path=FIRST), image(box("person", CORNERS), path=sized("../2.jpg"))], {}),
     (coco({"image_id": 3, "category_id": 1, "segmentation": [[5, 9, 8, 2], [1, 3, 2, 4]]}),
      [image(box("cup", (1, 2, 8, 9)), path=FIRST)], {}),
-    (coco((3, 1, [1, 2, 3, 4]), {"image_id": 3, "category_id": 1}, (3, 2, [1, 2, 3, 4])),
-     [image(box("person", (1, 2, 4, 6)), path=FIRST)], {"no box": 1}),
-    (coco((3, 9, [1, 2, 3, 4]), (3, "9", [1, 2, 3, 4]), (3, "dog", [1, 2, 3, 4]),
-          (3, 2, [1, 2, 3, 4])),
-     [image(box("person", (1, 2, 4, 6)), path=FIRST)], {"no label": 2}),
-    (coco((3, "1", [1, 2, 3, 4]), ("3", 2, [1, 2, 3, 4]), categories=[
+    (coco(boxed(3, 1), {"image_id": 3, "category_id": 1}, boxed(3, 2)), [PERSON], {"no box": 1}),
+    (coco(boxed(3, 9), boxed(3, "9"), boxed(3, "dog"), boxed(3, 2)), [PERSON], {"no label": 2}),
+    (coco(boxed(3, "1"), boxed("3", 2), categories=[
         CATEGORIES[0], {"id": "2", "name": "person"}], images=[
             {**IMAGES[0], "id": "3", "file_name": "val\\1.jpg"}]),
-     [image(box("cup", (1, 2, 4, 6)), box("person", (1, 2, 4, 6)), path=FIRST)], {}),
-    (coco((3, 1, [1, 2, 3, 4]),
-          {"image_id": 3, "category_id": 2, "bbox": [1, 2, 3, 4], "ignore": 1},
-          {"image_id": 1, "category_id": 1, "bbox": [1, 2, 3, 4], "score": 0.9}),
-     [image(box("cup", (1, 2, 4, 6)), path=FIRST)], {"a crowd": 1, "wrong record": 1}),
-    (coco((3, 1, [1, 2, 3, 4]), (4, 1, [1, 2, 3, 4]), (5, 1, [1, 2, 3, 4]), images=[
+     [image(box("cup", CORNERS), box("person", CORNERS), path=FIRST)], {}),
+    (coco(boxed(3, 1), boxed(3, 2, ignore=1), boxed(1, 1, score=0.9)), [CUP],
+     {"a crowd": 1, "wrong record": 1}),
+    (coco(boxed(3, 1), boxed(4, 1), boxed(5, 1), images=[
         IMAGES[0], {"id": 4, "file_name": "b.jpg", "width": 10 ** 400, "height": 48}]),
-     [image(box("cup", (1, 2, 4, 6)), path=FIRST)], {"wrong size": 1, "wrong record": 1}),
-    (coco((3, 1, [700, 1, 2, 2]), (3, 2, [1, 2, 3, 4]), (1, 1, [1, 2, "3", 4]),
-          (1, 2, [1, 2, 3, 4])),
-     [image(box("person", (1, 2, 4, 6)), path=path) for path in (FIRST, SECOND)],
+     [CUP], {"wrong size": 1, "wrong record": 1}),
+    (coco(boxed(3, 1, [700, 1, 2, 2]), boxed(3, 2), boxed(1, 1, [1, 2, "3", 4]),
+          boxed(1, 2)),
+     [image(box("person", CORNERS), path=path) for path in (FIRST, sized("../2.jpg"))],
      {"a box without an area": 1, "wrong numbers": 1}),
     (coco(*({"image_id": 3, "category_id": 1, "segmentation": [numbers]}
-            for numbers in ([], [1, 2, 3], ["a", 1])), (3, 2, [1, 2, 3, 4])),
-     [image(box("person", (1, 2, 4, 6)), path=FIRST)], {"wrong numbers": 1}),
-    (coco((3, 1, [1, 2, 3, 0]), (3, 1, [1, 2, 3, 4]), images=IMAGES), [],
+            for numbers in ([], [1, 2, 3], ["a", 1])), boxed(3, 2)),
+     [PERSON], {"wrong numbers": 1}),
+    (coco(boxed(3, 1, [1, 2, 3, 0]), boxed(3, 1), images=IMAGES), [],
      {"a box without an area": 1, "no annotation": 1}),
-    (coco((3, 1, [1, 2, 3, 4]), categories=[*CATEGORIES, {"id": 1, "name": "cat"}]), [],
+    (coco(boxed(3, 1), categories=[*CATEGORIES, {"id": 1, "name": "cat"}]), [],
      {"wrong record": 1}),
-    (coco((3, 1, [1, 2, 3, 4]),
-          {"image_id": 3, "category_id": 2, "bbox": [1, 2, 3, 4], "iscrowd": 1}),
-     [image(box("cup", (1, 2, 4, 6)), path=FIRST)], {"a crowd": 1}),
-    (coco((3, 1, [1, 2, 3, 4]), (3, 2, [1, 2, 3, 4]), images=[LVIS]),
-     [image(box("cup", (1, 2, 4, 6)), path={"path": "val2017/003.jpg", "width": 64, "height": 48})],
-     {"a crowd": 1}),
-    (coco((3, 1, [1, 2, 3, 4]),
-          {"image_id": 3, "category_id": 2, "bbox": [1, 2, 3, 4], "keypoints": [7, 8, 2]}),
-     [image(box("cup", (1, 2, 4, 6)), path=FIRST)], {"key points": 1}),
-    (coco(*[(3, 1, [k, k, 2, 2]) for k in range(40)], *[(3, 2, [k, k, 2, 2]) for k in range(40)],
-          *[(1, 1, [1, 1, 2, 2])] * 61),
+    (coco(boxed(3, 1), boxed(3, 2, iscrowd=1)), [CUP], {"a crowd": 1}),
+    (coco(boxed(3, 1), boxed(3, 2), images=[LVIS]),
+     [image(box("cup", CORNERS), path=sized("val2017/003.jpg"))], {"a crowd": 1}),
+    (coco(boxed(3, 1), boxed(3, 2, keypoints=[7, 8, 2])), [CUP], {"key points": 1}),
+    (coco(*[boxed(3, 1, [k, k, 2, 2]) for k in range(40)],
+          *[boxed(3, 2, [k, k, 2, 2]) for k in range(40)],
+          *[boxed(1, 1, [1, 1, 2, 2])] * 61),
      [image(box("cup", *[(k, k, k + 2, k + 2) for k in range(40)]), path=FIRST),
       image(box("person", *[(k, k, k + 2, k + 2) for k in range(40)]), path=FIRST)],
      {"more than 60 points": 1}),
@@ -152,14 +156,10 @@ TABLE = [
              shape("polygon", "cup", [30, 3], [20, 40], group_id=4),
              shape("rectangle", "cup", [40, 5], [50, 9], group_id=None)), LABELME, {}),
     (labelme(shape("point", "eye", [5, 6]), shape("point", "eye", [7, 8]), path="1.jpg"),
-     [image({"type": "point", "label": "eye", "coords": "pixel",
-             "points": [{"x": 5, "y": 6}, {"x": 7, "y": 8}]},
-            path={"path": "1.jpg", "width": 64, "height": 48})], {}),
+     [image(point("eye", (5, 6), (7, 8)), path=sized("1.jpg"))], {}),
     (labelme(shape("rectangle", "cup", [30, 40], [1, 2]), shape("point", "cup", [5, 6]),
              shape("polygon", "cup", [40, 9], [50, 5])),
-     [image({"type": "point", "label": "cup", "coords": "pixel", "points": [
-         {"x": 5, "y": 6}, {"x": 15.5, "y": 21}, {"x": 45, "y": 7}]},
-            path=LABELME[0]["image"])], {}),
+     [image(point("cup", (5, 6), (15.5, 21), (45, 7)), path=LABELME[0]["image"])], {}),
     ({**labelme(shape("rectangle", "cup", [1, 2], [3, 4]), imageWidth=None),
       "f/b.json": {"imagePath": "b.jpg", "shapes": []}}, [], {"wrong size": 1, "no annotation": 1}),
     # YOLO: the names of classes as a list, a map, and without YAML; boxes and polygons
@@ -188,22 +188,20 @@ TABLE = [
     # Pascal VOC counts pixels from 1; a table has a line for each box
     (voc(("cup", 2, 3, 30, 40), ("cup", 41, 6, 50, 9), ("dog", 60, 1, 90, 10)),
      [image(box("cup", (1, 2, 30, 40), (40, 5, 50, 9)), box("dog", (59, 0, 64, 10)),
-            path={**SECOND, "path": "JPEGImages/1.jpg"})], {}),
+            path=sized("JPEGImages/1.jpg"))], {}),
     ({name: text.replace("1.jpg</f", "1</f") for name, text in voc(("dog", 60, 1, 90, 10)).items()},
-     [image(box("dog", (59, 0, 64, 10)), path={**SECOND, "path": "JPEGImages/1.jpg"})], {}),
+     [image(box("dog", (59, 0, 64, 10)), path=sized("JPEGImages/1.jpg"))], {}),
     (voc(("cup", 2, 3, 30, "wide"), ("dog", 60, 1, 90, 10), folder=""),
-     [image(box("dog", (59, 0, 64, 10)), path={**SECOND, "path": "JPEGImages/1.jpg"})],
+     [image(box("dog", (59, 0, 64, 10)), path=sized("JPEGImages/1.jpg"))],
      {"wrong numbers": 1}),
     ({"a.csv": "filename,width,height,class,xmin,ymin,xmax,ymax\n1.jpg,64,48,cup,1,2,30,40\n"
       "f\\2.jpg,64,48,dog,1,2,3,4\n1.jpg,64,48,cup,40,5,50,9\n1.jpg,64,48,eye,,,,\n"},
-     [image(box("cup", (1, 2, 30, 40), (40, 5, 50, 9)), path={**SECOND, "path": "1.jpg"}),
-      image(box("dog", (1, 2, 3, 4)), path={**SECOND, "path": "f/2.jpg"})], {"wrong numbers": 1}),
+     [image(box("cup", (1, 2, 30, 40), (40, 5, 50, 9)), path=sized("1.jpg")),
+      image(box("dog", (1, 2, 3, 4)), path=sized("f/2.jpg"))], {"wrong numbers": 1}),
     # x and y of a point; with a width they may be the corner of a box
     ({"a.csv": "image,label,x,y,width\na.png,cup,3,4,\na.png,cup,5.5,6,\na.png,dog,1,2,3\n"
       "a.png,eye,1,,\na.png,dog,3,4,\n", "a.png": Image.new("1", (64, 48))},
-     [image({"type": "point", "label": "cup", "coords": "pixel", "points": [
-         {"x": 3, "y": 4}, {"x": 5.5, "y": 6}]},
-         path={"path": "a.png", "width": 64, "height": 48})],
+     [image(point("cup", (3, 4), (5.5, 6)), path=sized("a.png"))],
      {"point or box": 1, "wrong numbers": 1}),
     # rows of questions
     ({"a.csv": "image,question,answer\na.png,q,a\n,r,b\n"},
@@ -295,7 +293,7 @@ def test_a_file_becomes_these_records(tmp_path, files, records, skipped):
     ({"a.json": {"video": {}, "masklet": []}}, "this is SA-V, whose masks have no names;"),
     ({"a.json": [{"video": "a.mp4", "QA": [{"q": "q", "a": "a"}]}]}, "write them as messages"),
     ({"a.json": [{"audio": "a.wav", "text": "a"}]}, "--ignore audio,audios uses the rest"),
-    (coco({"image_id": 3, "category_id": 1, "bbox": [1, 2, 3, 4], "keypoints": [1, 2, 2]}),
+    (coco(boxed(3, 1, keypoints=[1, 2, 2])),
      "export boxes without them, or add --ignore keypoints"),
     ({"a.json": [{"image": "a", "annotations": [{"label": "l", "coordinates": {}}]}]},
      "this is CreateML; export COCO or YOLO"),
@@ -338,7 +336,7 @@ def test_a_format_that_is_not_read_is_named_with_what_to_do(tmp_path, files, wor
 
 
 def test_fields_of_annotations_that_are_not_read_are_listed(tmp_path):
-    files = coco({"image_id": 3, "category_id": 1, "bbox": [1, 2, 3, 4], "colour": 0.1})
+    files = coco(boxed(3, 1, colour=0.1))
     err = run(write(tmp_path, files), tmp_path / "out.jsonl")[2]
     assert err.endswith("'colour' is not used; it occurs 1 time, for example with the value 0.1\n")
     files = labelme(shape("point", "eye", [5, 6], flags={"difficult": True}))
@@ -353,7 +351,7 @@ def test_a_misspelled_style_is_told_once(tmp_path):
 
 
 @pytest.mark.parametrize(("files", "words", "flags"), [
-    (coco({"image_id": 3, "category_id": 1, "bbox": [1, 2, 3, 4], field: 1}), words, flags)
+    (coco(boxed(3, 1, **{field: 1})), words, flags)
     for field, words, flags in (
         ("rejected", "an annotation: the field 'rejected' is", ["--ignore", "rejected"]),
         ("score", "add --ignore score", ["--ignore", "score"]),
@@ -372,7 +370,7 @@ def test_a_message_names_the_flag_that_helps(tmp_path, files, words, flags):
 def test_control_characters_of_a_file_are_not_printed(tmp_path):
     bad = "\x1b[2J\a"
     for k, files in enumerate((
-            coco((3, 1, [9]), (bad, 1, [9]), categories=[{"id": 1, "name": bad}]),
+            coco(boxed(3, 1, [9]), boxed(bad, 1, [9]), categories=[{"id": 1, "name": bad}]),
             labelme(shape("point", bad, [5]), shape(bad, "cup", [5, 6])),
             yolo("eye", f"0 .5 .5 .2 .2 {bad}", name="classes.txt"))):
         folder = tmp_path / str(k)

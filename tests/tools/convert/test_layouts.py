@@ -13,14 +13,19 @@ from records.errors import DataError, Unreadable
 from tests.records.samples import CAPTION
 from tests.tools.convert.command import run
 from tests.tools.convert.test_formats import (
-    FIRST,
+    BOX,
+    CORNERS,
+    CUP,
     box,
+    boxed,
     caption,
     coco,
     image,
     labelme,
+    point,
     qa,
     shape,
+    sized,
     voc,
     write,
     yolo,
@@ -37,11 +42,6 @@ from tools.convert.report import Report
 from tools.convert.sets import SETS
 
 CASES = cases.CASES | video_cases.CASES
-
-
-def point(label, *places, coords="pixel"):
-    return {"type": "point", "label": label, "coords": coords,
-            "points": [{"x": x, "y": y} for x, y in places]}
 
 
 def region(kind, number=1, result="rectanglelabels", labels=("cup",), **value):
@@ -84,10 +84,9 @@ def options(question, answer_idx, *texts):
                                      "answer_idx": answer_idx}]}
 
 
-CUP = (("cup", 2, 3, 30, 40),)
 AB = {"image": "a.png", "question": "q", "options": ["cup", "bowl"], "answer": "B"}
 MINIMAL = {  # {layout: its smallest file, the record}
-    "coco": (coco((3, 1, [1, 2, 3, 4])), image(box("cup", (1, 2, 4, 6)), path=FIRST)),
+    "coco": (coco(boxed(3, 1)), CUP),
     "label-studio": ({"a.json": [task(RECTANGLE)]},
                      image(box("cup", (0.25, 0.5, 0.75, 0.75), coords="unit"), path="ab-1.jpg")),
     "records": ({"a.jsonl": [image(CAPTION)]}, image(CAPTION)),
@@ -99,12 +98,12 @@ MINIMAL = {  # {layout: its smallest file, the record}
     "captions": ({"a.jsonl": [{"image": "a.png", "captions": ["A.", "B."]}]},
                  image(caption("A."), caption("B."))),
     "labelme": (labelme(shape("rectangle", "cup", [1, 2], [3, 4]), path="1.jpg"),
-                image(box("cup", (1, 2, 3, 4)), path={"path": "1.jpg", "width": 64, "height": 48})),
-    "voc": (voc(*CUP), image(box("cup", (1, 2, 30, 40)), path={
-        "path": "JPEGImages/1.jpg", "width": 64, "height": 48})),
+                image(box("cup", (1, 2, 3, 4)), path=sized("1.jpg"))),
+    "voc": (voc(("cup", 2, 3, 30, 40)),
+            image(box("cup", (1, 2, 30, 40)), path=sized("JPEGImages/1.jpg"))),
     "csv-boxes": (
         {"a.csv": "image,label,x1,y1,x2,y2,width,height\na.png,cup,1,2,3,4,64,48\n"},
-        image(box("cup", (1, 2, 3, 4)), path={"path": "a.png", "width": 64, "height": 48})),
+        image(box("cup", (1, 2, 3, 4)), path=sized("a.png"))),
     "mot": (MOT, {"video": CLIP, "annotations": [
         track("pedestrian", (0, 1, 12, 13), (0.5, 1, 14, 13)), track("car", (0.5, 7, 62, 25))]}),
     "yolo": (yolo("cup", "0 .5 .5 .2 .2", name="classes.txt"),
@@ -436,14 +435,14 @@ def test_masks_give_boxes_and_one_annotation_for_each_label(tmp_path):
     files = coco(*masks, images=[{"id": 1, "file_name": "1.jpg", "width": 64, "height": 48}])
     (record,), _, _ = convert(tmp_path, files)
     assert record["annotations"] == [
-        point("cup", (12.5, 13.5), (2.5, 4)), box("person", (1, 2, 4, 6))]
+        point("cup", (12.5, 13.5), (2.5, 4)), box("person", CORNERS)]
 
 
 def test_coco_without_sizes_takes_them_from_the_images(tmp_path):
     Image.new("RGB", (20, 10)).save(tmp_path / "1.png")
     images = [{"id": k, "file_name": f"{k}.png"} for k in (1, 2)]
     records, skipped, err = convert(
-        tmp_path, coco((1, 1, [1, 2, 30, 4]), (2, 1, [1, 2, 3, 4]), images=images))
+        tmp_path, coco(boxed(1, 1, [1, 2, 30, 4]), boxed(2, 1), images=images))
     assert records == [image(box("cup", (1, 2, 20, 6)), path={
         "path": "1.png", "width": 20, "height": 10})]
     assert skipped == {"no size": 1}
@@ -515,8 +514,7 @@ def absent(records):
             for record in records}
 
 
-BOX = [1, 2, 3, 4]
-TWO = ((1, 1, BOX), (2, 2, BOX))
+TWO = (boxed(1, 1), boxed(2, 2))
 
 
 def test_an_image_gets_labels_that_only_other_images_show(tmp_path):
@@ -539,7 +537,7 @@ def test_without_the_flag_images_without_objects_are_counted(tmp_path):
 
 def test_at_most_n_labels_are_drawn_by_a_hash_of_image_and_label(tmp_path):
     names = [f"label {k}" for k in range(40)]
-    one_each = [(1, k, BOX) for k in range(1, 41)]
+    one_each = [boxed(1, k) for k in range(1, 41)]
     first = absent(convert(tmp_path, coco_images(*one_each, names=names), "--negatives", "3")[0])
     again = absent(convert(tmp_path, coco_images(*one_each[::-1], names=names),
                            "--negatives", "3")[0])
@@ -577,7 +575,7 @@ def test_lvis_says_itself_which_labels_are_absent(tmp_path):
 
 
 def test_labels_of_another_source_are_never_absent(tmp_path):
-    names = [write(tmp_path / name, coco((3, k, BOX))) for name, k in (("a", 1), ("b", 2))]
+    names = [write(tmp_path / name, coco(boxed(3, k))) for name, k in (("a", 1), ("b", 2))]
     status, _, _ = run(*names, tmp_path / "out.jsonl", "--negatives", "5")
     assert status == 0
     assert '"points": []' not in (tmp_path / "out.jsonl").read_text()
@@ -588,7 +586,7 @@ def test_empty_files_of_voc_yolo_and_label_studio_and_tables_are_images_without_
     empty = voc()["f/Annotations/1.xml"].replace("1.jpg", "2.jpg")
     table = "image,label,x1,y1,x2,y2,width,height\n1.jpg,cup,1,2,3,4,9,9\n2.jpg,,,,,,,\n"
     for k, (more, name) in enumerate((
-            ({"f/Annotations/2.xml": empty, **voc(*CUP)}, "2.jpg"),
+            ({"f/Annotations/2.xml": empty, **voc(("cup", 2, 3, 30, 40))}, "2.jpg"),
             ({**yolo("cup", "0 .5 .5 .2 .2", name="classes.txt"), "f/labels/2.txt": "",
               "f/images/2.jpg": ""}, "images/2.jpg"),
             ({"a.json": [task(RECTANGLE, about("textarea", text="A.")),
