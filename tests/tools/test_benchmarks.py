@@ -1,7 +1,6 @@
 """Published benchmarks: small files with the published columns, scores computed by hand, and
 mistakes that give one sentence."""
 
-import contextlib
 import io
 import json
 from pathlib import Path
@@ -16,11 +15,11 @@ from records.errors import UserError
 from records.reader import Records
 from tests.evaluation.answers import evaluate_answers
 from tests.evaluation.small_model import save_run
+from tests.tools.convert.command import run
 from tests.tools.prepare.cases import U, V, W, image_cell, sha, xy
 from tests.tools.prepare.command import write_parquet
 from text.points import format_points
 from tools import benchmarks, evaluate
-from tools.convert import __main__ as converter
 
 pytestmark = pytest.mark.extras("pyarrow")
 
@@ -71,9 +70,7 @@ def convert(name, files):
                      "countbench": ("folder", None)}.get(name, ("folder", files.fetched))
     words = [files.work.parent / source, files.work / "records.jsonl", "--overwrite",
              "--as", f"benchmark-{name}", *(["--media", media] if media else [])]
-    with contextlib.redirect_stdout(io.StringIO()) as printed:
-        status = converter.main([str(word) for word in words])
-    counts = json.loads(printed.getvalue())
+    status, counts, _ = run(*words, media_are_there=False)
     return [] if status else list(Records(files.work / "records.jsonl", media)), counts
 
 
@@ -193,12 +190,9 @@ def test_the_command_prints_a_table_and_one_line_of_json(files, tmp_path, capsys
     cups = {"image": image_cell(picture()), "question": "How many cups?", "number": 4}
     publish(files, [cups, cups])
     assert len(convert("countbench", files)[0]) == 2
-    words = [save_run(tmp_path / "run"), "--benchmark", "countbench", "--max-new", "2",
-             "--out", tmp_path / "out", "--data"]
-    with pytest.raises(SystemExit, match="2"):
-        evaluate.main(list(map(str, ["--model", *words, files.folder])))
-    assert f"{files.folder} OUT.jsonl --as benchmark-countbench\n" in capsys.readouterr().err
-    evaluate.main(list(map(str, ["--model", *words, files.work / "records.jsonl"])))
+    words = ["--model", save_run(tmp_path / "run"), "--benchmark", "countbench", "--max-new",
+             "2", "--out", tmp_path / "out", "--data", files.work / "records.jsonl"]
+    evaluate.main(list(map(str, words)))
     *table, last = capsys.readouterr().out.splitlines()
     assert table[0].split() == ["percent", "ours", "Molmo2-4B", "Molmo2-8B", "Molmo2-O-7B"]
     assert table[1].split() == ["count_accuracy", "0", "93.9", "93.7", "95.1"]
@@ -206,7 +200,7 @@ def test_the_command_prints_a_table_and_one_line_of_json(files, tmp_path, capsys
     found = json.loads(last)
     assert (found["benchmark"], found["questions"], found["published"]["Molmo2-8B"]) == (
         "countbench", 2, 93.7)
-    assert len((tmp_path / "out" / "predictions.jsonl").read_text().splitlines()) == 2
+    assert len((tmp_path / "out/predictions.jsonl").read_text().splitlines()) == 2
 
 
 @pytest.mark.parametrize(("name", "row", "kind"), [
@@ -223,15 +217,14 @@ def test_entries_that_are_not_as_published_are_skipped(files, name, row, kind):
 
 BUNNY = Path(__file__).parents[1] / "media/bigbuckbunny.mp4"
 # the middle of 320 x 180 pixels, x 110 to 209 and y 60 to 119, as run lengths of COCO
-MIDDLE = [110 * 180 + 60, *[60, 120] * 99, 60, 110 * 180 + 60]
+RLE = {"size": [180, 320], "counts": [110 * 180 + 60, *[60, 120] * 99, 60, 110 * 180 + 60]}
 
 
 def test_a_point_of_videopoint_is_right_at_each_time_of_its_masks(files):
     """The hits are those of the official code. The masks have another size than the video."""
-    rle = {"size": [180, 320], "counts": MIDDLE}
     row = {"video_id": "bunny", "two_fps_timestamps": [1.0], "points": [{"x": 160, "y": 90}],
            "label": "rabbit", "width": 320, "height": 180,
-           "masks": [[{"frame_id": n, "rle": rle} for n in (1, 2, 3)]]}
+           "masks": [[{"frame_id": n, "rle": RLE} for n in (1, 2, 3)]]}
     rows = [row] * 6
     rows += [row | {"video_id": "absent"}, row | {"masks": []}]
     publish(files, rows, "val")
@@ -272,7 +265,6 @@ def test_videocount_is_scored_by_category_and_by_the_true_count(files, capsys):
 def test_tracks_of_videotrack_are_scored_once_a_second_in_masks(files):
     """Two of three objects are meant. One of them is absent from frame 0, where the official code
     compares with the mask of another object."""
-    rle = {"size": [180, 320], "counts": MIDDLE}
     far = {"size": [180, 320], "counts": [0, 20 * 180, 300 * 180]}
     paths = [("b", [None, None, [10.0, 90.0]]), ("a", [[160.0, 90.0]] * 3),
              ("c", [[300.0, 90.0]] * 3)]
@@ -280,7 +272,7 @@ def test_tracks_of_videotrack_are_scored_once_a_second_in_masks(files):
            "fps": 2, "w": 320, "h": 180, "mask_id": ["b", "a"],
            "points": [{"object_id": name, "points": path} for name, path in paths],
            "masks": [{"object_id": "b", "masks": [None, None, far]},
-                     {"object_id": "a", "masks": [rle] * 3}]}
+                     {"object_id": "a", "masks": [RLE] * 3}]}
     publish(files, [row] * 2)
     (files.fetched / "dance").mkdir()
     (files.fetched / "dance/bunny.mp4").write_bytes(BUNNY.read_bytes())

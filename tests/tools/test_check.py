@@ -13,27 +13,20 @@ from records.media import probe
 from records.reader import Records
 from tests.records.numbered import make_video
 from tests.records.samples import CAPTION, GOOD, POINT, QA, VIDEO_POINT, image, turn, video, write
+from tests.tools.command import run_main
 from tools import check
 
 MEDIA = Path(__file__).parents[1] / "media"
 ROW = {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}
 
 
-@pytest.fixture
-def run(capsys):
-    """run(*flags) -> exit status, lines of stdout, stderr"""
-    def command(*argv):
-        try:
-            status = check.main([str(word) for word in argv])
-        except SystemExit as end:
-            status = end.code
-        out, err = capsys.readouterr()
-        return status, out.splitlines(), err
-
-    return command
+def run(*words):
+    """-> exit status, lines of stdout, stderr"""
+    status, out, err = run_main(check.main, *words)
+    return status, out.splitlines(), err
 
 
-def test_check_tells_line_kind_and_reason_then_the_sum(tmp_path, run):
+def test_check_tells_line_kind_and_reason_then_the_sum(tmp_path):
     small = image({**POINT, "points": [{"x": 0.5, "y": 0.5}]})
     path = write(tmp_path / "r.jsonl", GOOD, "{", image(CAPTION, image="no.png"), small, ROW)
     shutil.copy(MEDIA / "coins.png", tmp_path / "a.png")
@@ -52,7 +45,7 @@ def test_check_tells_line_kind_and_reason_then_the_sum(tmp_path, run):
         assert run(path, *flags) == (0, [f"{path}: 1 record; nothing is wrong"], "")
 
 
-def test_a_record_whose_weights_are_all_0_has_nothing_to_train_on(tmp_path, run):
+def test_a_record_whose_weights_are_all_0_has_nothing_to_train_on(tmp_path):
     context = turn(weight=0)
     context["annotations"].append({**QA, "weight": 0})
     path = write(tmp_path / "r.jsonl", context, turn(weight=0), {"annotations": [
@@ -64,7 +57,7 @@ def test_a_record_whose_weights_are_all_0_has_nothing_to_train_on(tmp_path, run)
     assert out[2:] == [f"{path}: 3 records; nothing to train on 2"]
 
 
-def test_a_misspelled_style_is_told_and_a_style_of_another_name_is_not(tmp_path, run, capsys):
+def test_a_misspelled_style_is_told_and_a_style_of_another_name_is_not(tmp_path, capsys):
     styles = ["long_captoin", "long_caption", "chart_qa", "video_clip_caption_start", "vqa"]
     rows = [{"annotations": [{**QA, "style": s}]} for s in styles]
     path = write(tmp_path / "r.jsonl", *rows, image({"type": "qa", "turns": [
@@ -82,8 +75,7 @@ def test_a_misspelled_style_is_told_and_a_style_of_another_name_is_not(tmp_path,
     (1000, 1001, False, True), (1000, 1001, True, True), (1001, 1001, False, False),
     (1000, 1000, False, False),
 ])
-def test_thousandths_are_found_by_the_headers_of_the_images(tmp_path, run, x, side, decode,
-                                                            is_wrong):
+def test_thousandths_are_found_by_the_headers_of_the_images(tmp_path, x, side, decode, is_wrong):
     Image.new("L", (1200, side)).save(tmp_path / "a.png")
     box = {"type": "box", "label": "l", "coords": "pixel", "form": "xyxy",
            "boxes": [{"box": [10, 20, x, 900]}]}
@@ -96,7 +88,7 @@ def test_thousandths_are_found_by_the_headers_of_the_images(tmp_path, run, x, si
     assert out[-1].endswith("unlikely unit 1" if is_wrong else "nothing is wrong")
 
 
-def test_a_letter_that_the_locale_lacks_costs_its_record(tmp_path, run, monkeypatch):
+def test_a_letter_that_the_locale_lacks_costs_its_record(tmp_path, monkeypatch):
     path = write(tmp_path / "r.jsonl", image(CAPTION, image="\x1b\xe9.png"))
     monkeypatch.setattr(sys, "getfilesystemencoding", lambda: "ascii")
     status, out, err = run(path)
@@ -105,7 +97,7 @@ def test_a_letter_that_the_locale_lacks_costs_its_record(tmp_path, run, monkeypa
     assert (status, err) == (1, "")
 
 
-def test_images_of_two_files_are_counted(tmp_path, run):
+def test_images_of_two_files_are_counted(tmp_path):
     """Also if their paths are spelled differently. Invalid records do not count."""
     (tmp_path / "a.png").touch()
     train = write(tmp_path / "train.jsonl", image(CAPTION))
@@ -119,7 +111,7 @@ def test_images_of_two_files_are_counted(tmp_path, run):
 
 
 @pytest.mark.parametrize("decode", [False, True])
-def test_check_opens_the_files_only_when_told_to(tmp_path, run, decode):
+def test_check_opens_the_files_only_when_told_to(tmp_path, decode):
     for name in ("coins.png", "bigbuckbunny.mp4"):
         shutil.copy(MEDIA / name, tmp_path / name)
     coins = (tmp_path / "coins.png").read_bytes()
@@ -164,7 +156,7 @@ def test_check_opens_the_files_only_when_told_to(tmp_path, run, decode):
     assert found == expected
 
 
-def test_check_decodes_the_frames_that_training_uses(tmp_path, run):
+def test_check_decodes_the_frames_that_training_uses(tmp_path):
     """A video is damaged at 1.5 s, so a run that uses two frames per second cannot read it."""
     path = make_video(tmp_path / "a.mp4", "-c:v libx264 -g 1", n=40)
     content = path.read_bytes()
@@ -176,7 +168,7 @@ def test_check_decodes_the_frames_that_training_uses(tmp_path, run):
     assert run(path, "--decode", "--max-frames", 1)[0] == 0      # only the first frame
 
 
-def test_check_of_a_mixture_checks_every_file_that_it_names(tmp_path, run):
+def test_check_of_a_mixture_checks_every_file_that_it_names(tmp_path):
     """Also files of groups, with their own media folders. A file of chats is rejected."""
     (tmp_path / "sub/photos").mkdir(parents=True)
     shutil.copy(MEDIA / "coins.png", tmp_path / "sub/photos/a.png")

@@ -23,7 +23,7 @@ def write(folder, command="tools.a", **options):
 
 
 def test_a_command_goes_on_in_a_folder_that_it_has_made(tmp_path):
-    out = tmp_path / "new" / "out"
+    out = tmp_path / "new/out"
     write(out)
     with files_up_to(0), own_folder(out, "tools.a"):  # a full disk leaves the mark as it is
         pass
@@ -64,7 +64,7 @@ def test_two_commands_never_write_into_one_folder(tmp_path):
 
 def test_a_file_is_replaced_when_it_is_complete(tmp_path):
     """A killed command leaves a hidden file, which the next command replaces."""
-    path = tmp_path / "new" / "a.png"
+    path = tmp_path / "new/a.png"
     for text in ("first", "second"):
         with draft(path) as hidden:
             hidden.write_text(text)

@@ -9,10 +9,10 @@ import pytest
 
 from evaluation import evaluate as evaluation
 from evaluation.generate import Sampling
-from records.errors import UserError
 from tests.evaluation.answers import clip_with_masks
 from tests.evaluation.small_model import DATA, MEDIA, save_run
 from tests.full_disk import files_up_to
+from tests.tools.command import run_main
 from tools import evaluate, toy
 from toy.images import World
 
@@ -23,20 +23,15 @@ def saved_run(tmp_path_factory):
 
 
 @pytest.fixture
-def call(saved_run, tmp_path, capsys):
+def call(saved_run, tmp_path):
     """call(*flags) -> exit status, lines on stdout, lines on stderr, predictions"""
 
     def run(*flags):
-        status = 0
-        try:
-            evaluate.main(["--model", str(saved_run), "--out", str(tmp_path / "out"),
-                           "--overwrite", *map(str, flags)])
-        except SystemExit as end:
-            status = end.code
-        path = tmp_path / "out" / "predictions.jsonl"
+        status, out, err = run_main(evaluate.main, "--model", saved_run, "--out", tmp_path / "out",
+                                    "--overwrite", *flags)
+        path = tmp_path / "out/predictions.jsonl"
         rows = [json.loads(line) for line in path.open()] if path.exists() else []
-        captured = capsys.readouterr()
-        return status, captured.out.splitlines(), captured.err.splitlines(), rows
+        return status, out.splitlines(), err.splitlines(), rows
 
     return run
 
@@ -114,19 +109,6 @@ def test_masks_belong_to_their_own_file_and_the_last_files_need_none(call, tmp_p
     assert "mask" not in metrics["b.jsonl"]["hits"]
 
 
-@pytest.mark.parametrize("name", ["out/predictions.jsonl", "drawn/a-0-x.png"])
-def test_what_another_command_wrote_is_replaced_only_with_overwrite(tmp_path, name):
-    path = tmp_path / name
-    flags = ["--model", "none", "--data", "x.jsonl", "--out", str(tmp_path / "out"),
-             "--draw", str(tmp_path / "drawn")]
-    evaluate.parse(flags)
-    path.parent.mkdir()
-    path.touch()
-    with pytest.raises(UserError, match=f"{path} exists; give another folder"):
-        evaluate.parse(flags)
-    evaluate.parse([*flags, "--overwrite"])
-
-
 def test_a_full_disk_costs_pictures_but_no_scores(call, tmp_path):
     """No half picture is left, which would block the next command."""
     flags = ["--data", MEDIA / "records.jsonl", "--media", MEDIA, "--max-new", 1, "--draw",
@@ -138,28 +120,6 @@ def test_a_full_disk_costs_pictures_but_no_scores(call, tmp_path):
     assert "nll" in json.loads(out[-1])
     assert rows
     assert not [path for path in (tmp_path / "drawn").iterdir() if b"IEND" not in path.read_bytes()]
-
-
-@pytest.mark.parametrize("break_it", ["link", "copy", "folder"])
-def test_a_file_that_cannot_be_replaced_is_named_before_the_model_is_read(
-        call, tmp_path, monkeypatch, break_it):
-    """It is an input, or a folder."""
-    (tmp_path / "out").mkdir()
-    path = tmp_path / "out" / "predictions.jsonl"
-    records = tmp_path / "r.jsonl"
-    records.write_text((MEDIA / "records.jsonl").read_text())
-    if break_it == "folder":
-        path.mkdir()
-    elif break_it == "link":
-        path.symlink_to(records)
-    else:
-        records = records.rename(path)
-    before = records.read_bytes()
-    monkeypatch.setattr(evaluate.model_flags, "open_model", lambda args: pytest.fail("it is read"))
-    with pytest.raises(SystemExit, match="2"):
-        evaluate.main(["--model", "none", "--data", str(records), "--out", str(path.parent),
-                       "--overwrite"])
-    assert records.read_bytes() == before
 
 
 def test_the_rule_that_reads_answers_is_passed_on_and_named_in_the_last_line(

@@ -61,10 +61,14 @@ def call(saved_run, capsys):
     """call(*flags) -> stdout"""
 
     def run(*flags):
-        generate.main(["--model", str(saved_run), *map(str, flags)])
+        run_model(saved_run, *flags)
         return capsys.readouterr().out
 
     return run
+
+
+def run_model(model, *flags):
+    generate.main(["--model", *map(str, [model, *flags])])
 
 
 def text_of(prompt):
@@ -126,7 +130,7 @@ def test_a_cut_answer_says_so_and_its_complete_points_are_read(call, fake, capsy
     fake.answer = '<points coords="1 1 500 500 2 250'    # the model itself stops here
     assert json.loads(call(*flags, "--json"))["points"] == found["points"]
     fake.answer = '<points coords="1 1 500 500 2 250 750">x</points>'
-    generate.main(["--model", "toy", *flags, "--max-new", str(n)])
+    run_model("toy", *flags, "--max-new", n)
     assert f"the answer is cut at --max-new {n} tokens" in capsys.readouterr().err
 
 
@@ -143,8 +147,7 @@ def test_the_toy_is_asked_about_its_own_world_where_no_file_is_named(fake, capsy
     fake.answer = '<points coords="1 1 500 500">any shape</points>'
     picture = tmp_path / "points.png"
     for seed in (0, 1):
-        generate.main(["--model", "toy", "--prompt", "pointing: any shape", "--seed", str(seed),
-                       "--draw", str(picture)])
+        run_model("toy", "--prompt", "pointing: any shape", "--seed", seed, "--draw", picture)
     printed = capsys.readouterr()
     assert printed.out == f"{fake.answer}\n-> {picture}\n" * 2
     assert printed.err == ""
@@ -153,14 +156,13 @@ def test_the_toy_is_asked_about_its_own_world_where_no_file_is_named(fake, capsy
     assert not np.array_equal(first, other)
 
     fake.answer = '<points coords="1 1 56 1 55">e aur</points>'
-    generate.main(["--model", "toy", "--prompt", "pointing: any shape", "--draw", str(picture)])
+    run_model("toy", "--prompt", "pointing: any shape", "--draw", picture)
     last = capsys.readouterr().out.splitlines()[-1]
     assert last == f"-> {picture} (no point could be read in the answer)"
 
     fake.answer = '<tracks coords="0.0 1 100 100;0.5 1 200 200">any shape</tracks>'
     prompt = "video_point_track_per_frame: any shape"
-    generate.main(["--model", "toy", "--video", "--prompt", prompt,
-                   "--draw", str(tmp_path / "tracks.gif")])
+    run_model("toy", "--video", "--prompt", prompt, "--draw", tmp_path / "tracks.gif")
     record = world.SOURCES["tracks"]("test")[0]
     n_frames = len(read_headers(record, DATA).times)
     assert len(fake.prompts[-1].images) == n_frames
@@ -235,13 +237,13 @@ def test_a_system_text_opens_the_first_question_behind_its_style(call, fake, mon
 
 def test_the_first_question_of_a_conversation_alone_needs_a_style(fake, monkeypatch, capsys):
     monkeypatch.setattr("sys.stdin", io.StringIO("long_caption:\nWhy?\n\n"))
-    generate.main(["--model", "toy", "--chat"])
+    run_model("toy", "--chat")
     assert len(fake.prompts) == 2
     assert "style" not in capsys.readouterr().err
 
 
 def test_a_prompt_without_a_style_is_noted_where_the_model_knows_none(fake, capsys):
-    generate.main(["--model", "toy", "--prompt", "Where are the shapes?"])
+    run_model("toy", "--prompt", "Where are the shapes?")
     assert "trained on prompts that begin with a style" in capsys.readouterr().err
     for prompt in ("long_caption 65:", "pointing: any shape"):
         assert answer.style_hint(prompt, DATA) == ""
@@ -286,7 +288,7 @@ def test_a_folder_gives_one_line_per_file_and_a_second_start_continues(
     assert {str(line["points"]) for line in lines} == {"[[1.0, '1', 15.0, 10.0]]"}
     assert call(*flags[:3], "long_caption:", *flags[4:]).startswith(f"{out}: 38 answers")
     fake.prompts.clear()
-    generate.main(["--model", str(saved_run), *map(str, flags)])
+    run_model(saved_run, *flags)
     assert not fake.prompts
     assert f"{folder / '07.png'}" in capsys.readouterr().err
     for mine in ("mine", '{"file": "a"}', '{"file": "a"}\n{"file": "b"}'):

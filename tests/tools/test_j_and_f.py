@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from tests.evaluation.test_metrics import box
+from tests.tools.command import run_main
 from tools import j_and_f
 
 
@@ -51,29 +52,23 @@ def two_objects():
     ({"video/0": two_objects()}, {"video/0/times": np.arange(3)}, "no array (n,t,h,w)"),
     (None, {"video/0": two_objects()}, "predicted.npz cannot be used"),
 ])
-def test_files_are_scored_and_a_mistake_costs_one_sentence(tmp_path, capsys, predicted, true,
-                                                           answer):
+def test_files_are_scored_and_a_mistake_costs_one_sentence(tmp_path, predicted, true, answer):
     paths = {"--predicted": tmp_path / "predicted.npz", "--masks": tmp_path / "true.npz"}
     for path, arrays in zip(paths.values(), (predicted, true), strict=True):
         if arrays is None:
             path.write_bytes(b"PK damaged")
         else:
             np.savez(path, **arrays)
-    words = [str(word) for pair in paths.items() for word in pair]
+    status, out, err = run_main(j_and_f.main, *(word for pair in paths.items() for word in pair))
     if isinstance(answer, dict):
-        j_and_f.main(words)
-        assert json.loads(capsys.readouterr().out) == answer
-        return
-    with pytest.raises(SystemExit) as ended:
-        j_and_f.main(words)
-    assert ended.value.code == 2
-    out, err = capsys.readouterr()
-    assert not out
-    assert answer in err
-    assert len(err.splitlines()) == 1
+        assert (status, json.loads(out)) == (0, answer)
+    else:
+        (sentence,) = err.splitlines()
+        assert (status, out) == (2, "")
+        assert answer in sentence
 
 
-def test_each_object_counts_or_the_union_of_all(tmp_path, capsys):
+def test_each_object_counts_or_the_union_of_all(tmp_path):
     """Of two objects, the small one is missing. Each object counts the same, but of the union, it
     is only 16 of 352 pixels."""
     true = np.zeros((2, 1, 40, 40), bool)
@@ -81,11 +76,9 @@ def test_each_object_counts_or_the_union_of_all(tmp_path, capsys):
     true[1, :, 35:39, 35:39] = True
     for name, masks in (("true", true), ("found", true[:1])):
         np.savez(tmp_path / f"{name}.npz", **{"video/0": masks})
-    words = ["--predicted", str(tmp_path / "found.npz"), "--masks", str(tmp_path / "true.npz")]
-    j_and_f.main(words)
-    assert json.loads(capsys.readouterr().out) == {"j": 0.5, "f": 0.5, "j_and_f": 0.5, "n": 1}
-    j_and_f.main([*words, "--union"])
-    assert json.loads(capsys.readouterr().out)["j"] == round(336 / 352, 4)
+    words = j_and_f.main, "--predicted", tmp_path / "found.npz", "--masks", tmp_path / "true.npz"
+    assert json.loads(run_main(*words)[1]) == {"j": 0.5, "f": 0.5, "j_and_f": 0.5, "n": 1}
+    assert json.loads(run_main(*words, "--union")[1])["j"] == round(336 / 352, 4)
     # objects beside true ones are paired with the best of them
     scores = j_and_f.score_objects(true[::-1], true[1:])
     assert scores == {"j": 1.0, "f": 1.0, "j_and_f": 1.0}

@@ -19,7 +19,10 @@ FILES = {
     "blank.txt": "\n", "a.parquet": "PAR1", "a.npz": "mine", "a.html": "mine", "a.png": "mine",
     "a.gif": "mine", "split/train-00000-of-00001.jsonl": "{}",
     "split/validation-00000-of-00001.jsonl": "{}", "photos/metadata.jsonl": "{}",
-    "own/records.jsonl": "mine", "folder.jsonl/a.txt": "", "run/log.jsonl": '{"config": {}}\n',
+    "own/records.jsonl": "mine", "own.urls.txt": "mine", "old.csv": "old", "x.py": "x = 1",
+    "torn.py": "def f(:", "made/predictions.jsonl": "{}", "drawn/a-0-x.png": "",
+    "taken/predictions.jsonl/a.txt": "", "folder.jsonl/a.txt": "",
+    "run/log.jsonl": '{"config": {}}\n',
     "yolo/data.yaml": "names: [eye]", "yolo/labels/1.txt": "", "yolo/images/1.jpg": ""}
 
 MISTAKES = {  # {command: {flags: a part of the sentence}}
@@ -45,6 +48,14 @@ MISTAKES = {  # {command: {flags: a part of the sentence}}
         "photos photos/metadata.jsonl --overwrite": "metadata.jsonl: this file is an input",
         "a-held-out.jsonl a.jsonl --overwrite --hold-out 0.5": "a-held-out.jsonl: this file is an",
         "rows.jsonl dangling.jsonl": "dangling.jsonl exists",
+        "rows.jsonl a.jsonl --hold-out 0.5": "a-held-out.jsonl exists",
+        "rows.jsonl out.jsonl --subtitles none": "--subtitles none: there is no such folder",
+        "photos old.csv --template": "old.csv exists",
+        "photos out.jsonl --template": "--template needs one folder",
+        "photos own out.csv --template": "--template needs one folder",
+        "other.jsonl own.jsonl --as pixmo-cap": "own.urls.txt exists; give OUT another name",
+        "other.jsonl own.jsonl --as pixmo-points-basic --overwrite --exclude own.urls.txt":
+            "own.urls.txt: this file is an input of",
         "rows.jsonl out.jsonl --media none": "--media none: there is no such folder",
         "yolo out.jsonl": "data.yaml cannot be used: yaml is needed: pip install -r requirements-e",
         "a.parquet out.jsonl --as tulu": "pip install -r requirements-extras.txt",
@@ -57,6 +68,15 @@ MISTAKES = {  # {command: {flags: a part of the sentence}}
         "other.jsonl out.jsonl --as cosyn-400k": "cosyn-400k needs --type with one of chart"},
     "tools.evaluate": {
         "--model none --data none.jsonl": "none: no such folder",
+        "--model none --data rows.jsonl --out made": "made/predictions.jsonl exists; give another",
+        "--model none --data rows.jsonl --draw drawn": "drawn/a-0-x.png exists; give another",
+        "--model none --data made/predictions.jsonl --out made --overwrite":
+            "made/predictions.jsonl: this file is an input of",
+        "--model none --data rows.jsonl --out linked --overwrite":
+            "linked/predictions.jsonl: this file is an input of",
+        "--model none --data rows.jsonl --out taken --overwrite": "taken/predictions.jsonl",
+        "--model none --data photos --benchmark countbench":
+            "photos OUT.jsonl --as benchmark-countbench",
         "--model toy --data rows.jsonl --top-p 0.9": "--top-p needs a --temperature above 0",
         "--model toy --data rows.jsonl --top-p 1.1": "--top-p: 1.1 must be at most 1",
         "--model toy --data rows.jsonl --temperature nan": "--temperature: nan must be",
@@ -116,7 +136,8 @@ MISTAKES = {  # {command: {flags: a part of the sentence}}
         "--stage 1 --tiny --out a.html": "this command has not made this file",
         "--stage 1 --tiny --out notes": "the name must end in .html"},
     "tools.vit": {"out --steps 0": "--steps: 0 must be at least 1"},
-    "tools.walk": {"--check none.py": "none.py"},
+    "tools.walk": {"--check none.py": "none.py", "--check torn.py": "invalid syntax",
+                   "--check x.py": "none of the functions"},
 }
 
 
@@ -131,9 +152,11 @@ def test_a_mistake_is_one_sentence_and_status_2(command, flags, monkeypatch, cap
     for package in EXTRAS:
         monkeypatch.setitem(sys.modules, package, None)
     for name, text in FILES.items():
-        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(text)
     (tmp_path / "soft.jsonl").symlink_to("rows.jsonl")
+    (tmp_path / "linked").mkdir()
+    (tmp_path / "linked/predictions.jsonl").symlink_to("../rows.jsonl")
     (tmp_path / "hard.jsonl").hardlink_to("rows.jsonl")
     (tmp_path / "dangling.jsonl").symlink_to("nowhere")
     os.mkfifo(tmp_path / "pipe.npz")

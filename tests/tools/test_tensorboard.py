@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.full_disk import files_up_to
+from tests.tools.command import run_main
 from tools import tensorboard
 
 
@@ -38,7 +39,7 @@ def test_tensorboard_reads_the_later_line_of_each_step_however_often_the_command
     with open(run / "log.jsonl", "a") as file:
         file.write('{"step": 4, "lo')
     (run / "tensorboard").mkdir()
-    (run / "tensorboard" / "mine.txt").touch()
+    (run / "tensorboard/mine.txt").touch()
     for _ in range(2):
         tensorboard.main([str(run), "--once"])
         assert scalars(run) == {
@@ -49,16 +50,17 @@ def test_tensorboard_reads_the_later_line_of_each_step_however_often_the_command
 
 
 @pytest.mark.extras("tensorboard")
-def test_a_full_disk_is_one_sentence(tmp_path, capsys):
+def test_a_full_disk_is_one_sentence(tmp_path):
     write_log(tmp_path, *steps(*range(1, 99), loss=8))
-    with files_up_to(900), pytest.raises(SystemExit, match="1"):
-        tensorboard.main([str(tmp_path), "--once"])
-    (sentence,) = capsys.readouterr().err.splitlines()
+    with files_up_to(900):
+        status, _, err = run_main(tensorboard.main, tmp_path, "--once")
+    (sentence,) = err.splitlines()
+    assert status == 1
     assert "File too large" in sentence
 
 
 @pytest.mark.extras("tensorboard")
-def test_it_follows_a_run_until_ctrl_c(tmp_path, monkeypatch, capsys):
+def test_it_follows_a_run_until_ctrl_c(tmp_path, monkeypatch):
     run = tmp_path / "run"
     write_log(run, {"config": {}}, *steps(1, 2, loss=8))
     news = [steps(3, loss=7), [], steps(2, loss=6)]  # the last ones after a resume
@@ -72,20 +74,17 @@ def test_it_follows_a_run_until_ctrl_c(tmp_path, monkeypatch, capsys):
         write_log(run, *news.pop(0))
 
     monkeypatch.setattr(tensorboard.time, "sleep", wait)
-    with pytest.raises(SystemExit) as ended:
-        tensorboard.main([str(run)])
-    assert ended.value.code == 130
+    status, _, err = run_main(tensorboard.main, run)
+    assert (status, err) == (130, "")
     assert scalars(run)["loss"] == [(1, 8), (2, 6)]
     assert sizes[0] < sizes[1] == sizes[2] < sizes[3]  # each line is written once
-    assert not capsys.readouterr().err
 
 
 @pytest.mark.extras("tensorboard")
-def test_a_run_that_is_deleted_ends_it_with_a_sentence(tmp_path, monkeypatch, capsys):
+def test_a_run_that_is_deleted_ends_it_with_a_sentence(tmp_path, monkeypatch):
     run = tmp_path / "run"
     write_log(run, {"config": {}}, *steps(1, loss=8))
     monkeypatch.setattr(tensorboard.time, "sleep", lambda _: (run / "log.jsonl").unlink())
-    with pytest.raises(SystemExit, match="2"):
-        tensorboard.main([str(run)])
-    assert capsys.readouterr().err.endswith(
-        "has fewer lines than before; start this command again\n")
+    status, _, err = run_main(tensorboard.main, run)
+    assert status == 2
+    assert err.endswith("has fewer lines than before; start this command again\n")

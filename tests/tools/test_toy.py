@@ -45,7 +45,7 @@ def test_the_world_as_files_is_the_same_world(kind, tmp_path):
 def test_the_command_replaces_files_only_in_a_folder_that_it_has_made(tmp_path, capsys):
     for n in (1, 2):
         toy.main([str(tmp_path / "own"), "--n", str(n)])
-    assert len(Records(tmp_path / "own" / "records.jsonl")) == 2
+    assert len(Records(tmp_path / "own/records.jsonl")) == 2
 
 
 def test_a_command_that_fails_leaves_no_records_without_their_masks(tmp_path, monkeypatch):
@@ -66,7 +66,7 @@ def test_the_code_of_the_page_on_preferences_makes_pairs(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     toy.main(["runs/shapes", "--n", "30", "--split", "train"])
     _, code = re.findall(r"```python\n(.*?)```",
-                         (ROOT / "docs" / "preferences.md").read_text(), re.DOTALL)
+                         (ROOT / "docs/preferences.md").read_text(), re.DOTALL)
     exec(code, {})
     records = Records("runs/shapes/pairs.jsonl")
     assert len(records) > 10

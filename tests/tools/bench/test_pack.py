@@ -13,7 +13,7 @@ from tools.bench.stream import ExampleSize, recipe, stream
 
 pytestmark = pytest.mark.slow
 
-CONFORMANCE = Path(__file__).parents[2] / "conformance" / "packing.json"
+CONFORMANCE = Path(__file__).parents[2] / "conformance/packing.json"
 CASES = json.loads(CONFORMANCE.read_text())["cases"]
 
 

@@ -1,6 +1,5 @@
 """Chats in other data formats: a table with every field and tag, and the record that results."""
 
-import json
 import time
 from types import SimpleNamespace
 
@@ -8,7 +7,7 @@ import pytest
 
 from records.errors import Unreadable
 from tests.records.samples import CAPTION, image, write
-from tests.tools.convert.command import run
+from tests.tools.convert.command import read, run
 from tools.convert.chats import read_answer
 
 
@@ -230,7 +229,7 @@ TABLE = [  # a row, its record or a part of the error message, and flags
 def test_every_field_and_tag_gives_this_record_or_this_sentence(tmp_path, row, expected, flags):
     path = write(tmp_path / "r.jsonl", chat("first", "a"), row)
     _, _, err = run(path, tmp_path / "out.jsonl", *flags.split())
-    first, *records = [json.loads(line) for line in (tmp_path / "out.jsonl").open()]
+    first, *records = read(tmp_path / "out.jsonl")
     assert first == made(("first", "a"))
     if isinstance(expected, str):
         (sentence,) = err.splitlines()

@@ -13,17 +13,13 @@ from records.errors import DataError
 from records.parse import parse
 from records.reader import Records, names_of
 from tests.records.samples import CAPTION, GOOD, QA, image, video, write
-from tests.tools.convert.command import TESTS, run
+from tests.tools.convert.command import TESTS, read, run
 from tools import check
 from tools.convert import write as write_files
 
 ROW = {"conversations": [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]}
 MADE = {"annotations": [{"type": "qa", "turns": [{"question": "q", "answer": "a"}]}]}
 ASCII = {"LC_ALL": "C", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}
-
-
-def converted(path):
-    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
 
 
 def files_of(folder):
@@ -44,7 +40,7 @@ def test_an_array_holds_the_same_records_as_lines(tmp_path, indent, start):
     for path in (array, lines):
         out = tmp_path / f"{path.stem}.records.jsonl"
         assert run(path, out) == (0, {"rows": 4, "records": 4, "skipped": {}}, "")
-        assert converted(out) == rows
+        assert read(out) == rows
     assert "ünï" in out.read_text(encoding="utf-8")
 
 
@@ -55,7 +51,7 @@ def test_rows_of_all_kinds_lie_in_one_file_and_keep_their_ids_as_text(tmp_path):
     of_a_table = {**ROW, "annotations": None}  # rows of a table all have the same fields
     path = write(tmp_path / "r.jsonl", ROW, spoken, chat, of_a_table)
     run(path, tmp_path / "out.jsonl")
-    assert converted(tmp_path / "out.jsonl") == [MADE, spoken, {"id": "7", **MADE}, MADE]
+    assert read(tmp_path / "out.jsonl") == [MADE, spoken, {"id": "7", **MADE}, MADE]
 
 
 # --------------------------------------------------------------------------------------------------
@@ -90,7 +86,7 @@ def test_training_finds_the_media_without_a_flag(tmp_path, monkeypatch, media, f
     rows = write(tmp_path / "in/rows.jsonl", *ENTRIES)
     status, counts, err = run("in/rows.jsonl", out, *flags)
     assert (status, counts["records"], err) == (0, len(ENTRIES), "")
-    for record in converted(tmp_path / out):
+    for record in read(tmp_path / out):
         for name in names_of(parse(record)):
             assert name == expected.format(os.path.basename(name), folder=tmp_path)
     monkeypatch.chdir(TESTS)                              # from any working directory
@@ -108,7 +104,7 @@ def test_an_absolute_path_stays_and_others_lead_to_the_same_file(tmp_path, name,
     (tmp_path / "in/link").symlink_to(tmp_path / "far")   # the parent of this folder is not in/
     path = write(tmp_path / "in/r.jsonl", image(CAPTION, image=name))
     run(path, tmp_path / "runs/out.jsonl")
-    (record,) = converted(tmp_path / "runs/out.jsonl")
+    (record,) = read(tmp_path / "runs/out.jsonl")
     assert record["image"] == (expected or name).format(tmp_path)
 
 
@@ -127,7 +123,7 @@ def test_a_row_that_is_no_record_is_named_and_skipped(tmp_path):
     names = {2: " id 17", 3: r" id '\ud800'"}
     assert places == [[f"{lines}:{n}{names.get(n, '')}", "not JSON" if n > 6 else "wrong record"]
                       for n in (2, 3, 4, 5, 7, 8, 9)]
-    assert converted(tmp_path / "out.jsonl") == [MADE, MADE]
+    assert read(tmp_path / "out.jsonl") == [MADE, MADE]
     array = tmp_path / "r.json"
     array.write_text(json.dumps(rows))
     status, counts, err = run(array, tmp_path / "array.jsonl")
@@ -170,7 +166,7 @@ def test_overwrite_replaces_a_file_and_not_what_it_links_to(tmp_path):
     assert run(path, tmp_path / "link.jsonl", "--overwrite")[0] == 0
     assert (tmp_path / "old.jsonl").read_text() == "old"
     assert run(path, tmp_path / "old.jsonl", "--overwrite")[0] == 0
-    assert converted(tmp_path / "old.jsonl") == converted(tmp_path / "link.jsonl") == [MADE]
+    assert read(tmp_path / "old.jsonl") == read(tmp_path / "link.jsonl") == [MADE]
     assert not (tmp_path / "link.jsonl").is_symlink()
 
 
@@ -207,7 +203,7 @@ def test_under_a_locale_without_letters_the_file_is_utf_8(tmp_path):
     assert done.returncode == 0, done.stderr
     assert "r.json: read as chats (2)" in done.stderr
     assert json.loads(done.stdout) == {"rows": 2, "records": 1, "skipped": {"wrong record": 1}}
-    assert converted(tmp_path / "runs/out.jsonl") == [{
+    assert read(tmp_path / "runs/out.jsonl") == [{
         "id": "日本", "image": f"{tmp_path}/ü/a.png",
         "annotations": [{"type": "qa", "turns": [{"question": "ü?", "answer": "é"}]}]}]
 

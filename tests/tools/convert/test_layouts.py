@@ -2,7 +2,6 @@
 every layout, and the rules of Label Studio, choices, masks, MOT and negatives."""
 
 import copy
-import json
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +10,7 @@ from PIL import Image
 
 from records.errors import DataError, Unreadable
 from tests.records.samples import CAPTION
-from tests.tools.convert.command import run
+from tests.tools.convert.command import read, run
 from tests.tools.convert.test_formats import (
     BOX,
     CORNERS,
@@ -70,6 +69,7 @@ MOT = {
     "f/gt/gt.txt": "1,1,10,10,4,6,1,1,1\n2,1,12,10,4,6,1,1,0.5\n2,7,60,20,10,10,1,3,1\n"
                    "2,8,1,1,2,2,0,1,1\n1,9,1,1,9,9,1,12,1\n",
     "f/img1/000001.jpg": "", "f/img1/000002.jpg": ""}
+MOT_LABELS = {"f/gt/labels.txt": "cat\ndog\n"}
 CLIP = {"frames": ["img1/000001.jpg", "img1/000002.jpg"], "fps": 2, "width": 64, "height": 48}
 
 
@@ -106,9 +106,9 @@ MINIMAL = {  # {layout: its smallest file, the record}
         image(box("cup", (1, 2, 3, 4)), path=sized("a.png"))),
     "mot": (MOT, {"video": CLIP, "annotations": [
         track("pedestrian", (0, 1, 12, 13), (0.5, 1, 14, 13)), track("car", (0.5, 7, 62, 25))]}),
-    "yolo": (yolo("cup", "0 .5 .5 .2 .2", name="classes.txt"),
+    "yolo": (yolo("cup", "0 .5 .5 .2 .2"),
              image(box("cup", (0.4, 0.4, 0.6, 0.6), coords="unit"), path="images/1.jpg")),
-    "yolo-polygons": (yolo("cup", "0 .4 .4 .6 .4 .6 .6", name="classes.txt"),
+    "yolo-polygons": (yolo("cup", "0 .4 .4 .6 .4 .6 .6"),
                       image(box("cup", (0.4, 0.4, 0.6, 0.6), coords="unit"), path="images/1.jpg")),
 }
 
@@ -118,8 +118,8 @@ def convert(folder, files, *flags):
     path = write(folder, files)
     out = (path if path.is_dir() else folder) / "out.jsonl"
     _, counts, err = run(path, out, "--overwrite", *flags)
-    written = out.exists()
-    return [json.loads(line) for line in out.open()] if written else [], counts["skipped"], err
+    records = read(out) if out.exists() else []
+    return records, counts["skipped"], err
 
 
 def test_every_layout_has_a_minimal_file():
@@ -432,8 +432,7 @@ def test_masks_give_boxes_and_one_annotation_for_each_label(tmp_path):
     ring[12, 12] = False
     masks = [{"image_id": 1, "category_id": k, "segmentation": runs(mask)}
              for k, mask in ((1, full), (2, full), (1, ring))]
-    files = coco(*masks, images=[{"id": 1, "file_name": "1.jpg", "width": 64, "height": 48}])
-    (record,), _, _ = convert(tmp_path, files)
+    (record,), _, _ = convert(tmp_path, coco_images(*masks))
     assert record["annotations"] == [
         point("cup", (12.5, 13.5), (2.5, 4)), box("person", CORNERS)]
 
@@ -484,6 +483,9 @@ def test_names_frame_rates_hidden_objects_and_borders_of_mot(tmp_path):
     ({"f/img1/000002.jpg": None}, "img1 has no frame [2]"),
     ({"f/seqinfo.ini": MOT["f/seqinfo.ini"].replace("MOT17", "x")}, "write the names of the"),
     ({"f/seqinfo.ini": MOT["f/seqinfo.ini"].replace("Rate=2", "Rate=0.2")}, "frameRate is 0.2"),
+    ({"f/seqinfo.ini": MOT["f/seqinfo.ini"].replace("Rate=2", "Rate=2.5")}, "frameRate is 2.5"),
+    ({"f/gt/gt.txt": "1,1,1,1,2,2,1,0,1\n", **MOT_LABELS}, "no line for the class 0 of gt.txt"),
+    ({"f/gt/gt.txt": "1,1,1,1,2,2,1,3,1\n", **MOT_LABELS}, "no line for the class 3 of gt.txt"),
     ({"f/seqinfo.ini": "[A]"}, "seqinfo.ini cannot be used"),
     ({"f/seqinfo.ini": "[Sequence]\na=%\n"}, "seqinfo.ini cannot be used: 'frameRate' is missing"),
     ({"f/gt/gt.txt": "1,1,x"}, "each line must have 8 to 10 numbers"),
@@ -587,7 +589,7 @@ def test_empty_files_of_voc_yolo_and_label_studio_and_tables_are_images_without_
     table = "image,label,x1,y1,x2,y2,width,height\n1.jpg,cup,1,2,3,4,9,9\n2.jpg,,,,,,,\n"
     for k, (more, name) in enumerate((
             ({"f/Annotations/2.xml": empty, **voc(("cup", 2, 3, 30, 40))}, "2.jpg"),
-            ({**yolo("cup", "0 .5 .5 .2 .2", name="classes.txt"), "f/labels/2.txt": "",
+            ({**yolo("cup", "0 .5 .5 .2 .2"), "f/labels/2.txt": "",
               "f/images/2.jpg": ""}, "images/2.jpg"),
             ({"a.json": [task(RECTANGLE, about("textarea", text="A.")),
                          task(data={"image": "2.jpg"}),
@@ -609,15 +611,10 @@ def test_a_folder_of_photographs_becomes_a_table_that_can_be_filled_in(tmp_path,
     status, found, err = run(*words)
     assert (status, found) == (0, {"files": 2})
     assert "1 file such as " in err
-    assert run(*words)[0] == 2  # the table exists
     assert run(*words, "--overwrite")[0] == 0
     assert table.read_text() == f"file_name,caption\n{start}a.jpg,\n{start}b/c.MP4,\n"
     filled = table.read_text().replace("a.jpg,", "a.jpg,A cat.")
     records, skipped, _ = convert(tmp_path, {table.name: filled})
     assert records == [image(caption("A cat."), path=f"{start}a.jpg")]
     assert skipped == {"wrong record": 1}
-    for words in ([folder, tmp_path / "o.jsonl"], [folder, tmp_path, tmp_path / "two.csv"]):
-        status, _, err = run(*words, "--template")
-        assert status == 2
-        assert "--template needs one folder" in err
     assert run(write(tmp_path, {"empty/f/x.txt": ""}), tmp_path / "o.csv", "--template")[0] == 1

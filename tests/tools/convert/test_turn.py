@@ -11,7 +11,7 @@ from records.reader import Records
 from records.visual import read_headers
 from tests.records.samples import CAPTION, image, video, write
 from tests.records.visual_records import CONFIG
-from tests.tools.convert.command import run
+from tests.tools.convert.command import read, run
 from text.styles import parts_of
 
 POINT = {"type": "point", "label": "l"}
@@ -92,7 +92,7 @@ def test_a_record_without_a_turned_image_stays_as_it_is(tmp_path, orientation):
             video(CAPTION)]
     write(tmp_path / "rows.jsonl", *rows)
     run(tmp_path / "rows.jsonl", tmp_path / "out.jsonl", "--exif-unturned")
-    assert [json.loads(line) for line in open(tmp_path / "out.jsonl")] == rows
+    assert read(tmp_path / "out.jsonl") == rows
 
 
 def test_a_size_that_is_already_turned_is_refused(tmp_path):

@@ -46,6 +46,11 @@ def image_cell(data=None, path=None):
     return {"bytes": data, "path": path}
 
 
+def asked(question, image=RED, **columns):
+    """-> a row with an image file."""
+    return {"question": question, "image": image_cell(image), **columns}
+
+
 def url_image(url, **more):
     """-> the image entry of a record."""
     return {"path": sha(url), "url": url, **more}
@@ -281,10 +286,9 @@ CASES = {
     ),
     "vqa2": Case(
         rows=[
-            {"question": "What is it?", "image": image_cell(RED),
-             "answers": crowd("cat", "dog", "cat")},
-            {"question": "Which?", "image": image_cell(RED), "answers": crowd("this")},
-            {"question": "Test?", "image": image_cell(BLUE), "answers": []},
+            asked("What is it?", answers=crowd("cat", "dog", "cat")),
+            asked("Which?", answers=crowd("this")),
+            asked("Test?", BLUE, answers=[]),
             {"question": "Where?", "image": image_cell(None, "../secret.jpg"),
              "answers": crowd("there")},
         ],
@@ -296,8 +300,8 @@ CASES = {
     ),
     "textvqa": Case(
         rows=[
-            {"question": "Brand?", "image": image_cell(RED), "answers": ["dakota", "digital"]},
-            {"question": "Size?", "image": image_cell(RED), "answers": ["4"]},
+            asked("Brand?", answers=["dakota", "digital"]),
+            asked("Size?", answers=["4"]),
         ],
         records=[
             record(question("text_vqa", "Brand?", answers=["dakota", "digital"]), image=sha(RED)),
@@ -306,8 +310,8 @@ CASES = {
     ),
     "docvqa": Case(
         rows=[
-            {"question": "Date?", "image": image_cell(RED), "answers": ["1/8/93"]},
-            {"question": "Who?", "image": image_cell(RED), "answers": ["Ann"]},
+            asked("Date?", answers=["1/8/93"]),
+            asked("Who?", answers=["Ann"]),
         ],
         records=[
             record(question("doc_qa", "Date?", answers=["1/8/93"]), image=sha(RED)),
@@ -330,12 +334,10 @@ CASES = {
     ),
     "ai2d": Case(
         rows=[
-            {"image": image_cell(RED), "question": "Which is the root?",
-             "answer_texts": ["a", "b", "None of these"], "correct_answer": 1, "abc_label": True,
-             "option_is_abc": [True, True, False]},
-            {"image": image_cell(RED), "question": "What eats it?",
-             "answer_texts": ["fox", "owl", "fox"], "correct_answer": 2, "abc_label": False,
-             "option_is_abc": [False] * 3},
+            asked("Which is the root?", answer_texts=["a", "b", "None of these"],
+                  correct_answer=1, abc_label=True, option_is_abc=[True, True, False]),
+            asked("What eats it?", answer_texts=["fox", "owl", "fox"], correct_answer=2,
+                  abc_label=False, option_is_abc=[False] * 3),
         ],
         records=[
             record(question("ai2_diagram_no_letter", "Which is the root?", answer_idx=1,
@@ -347,16 +349,14 @@ CASES = {
     ),
     "scienceqa": Case(
         rows=[
-            {"image": image_cell(RED), "question": "Which state?", "choices": ["Ohio", "Utah"],
-             "answer": 1, "hint": "Look at the map."},
+            asked("Which state?", choices=["Ohio", "Utah"], answer=1, hint="Look at the map."),
         ],
         records=[record(
             question("science_qa", "Look at the map.\nWhich state?", options=["Ohio", "Utah"],
                      answer_idx=1), image=sha(RED))],
     ),
     "a-okvqa": Case(
-        rows=[{"image": image_cell(JPEG), "question": "In the mouth?",
-               "choices": ["pick", "straw"], "correct_choice_idx": 1}],
+        rows=[asked("In the mouth?", JPEG, choices=["pick", "straw"], correct_choice_idx=1)],
         records=[record(
             question("a_okvqa_mc", "In the mouth?", options=["pick", "straw"], answer_idx=1),
             image=sha(JPEG))],

@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 
+from tests.tools.convert.command import read
 from tools.convert import __main__ as command
 
 
@@ -29,6 +30,6 @@ def prepare(name, source, out, *arguments):
     counts = json.loads(printed.getvalue().splitlines()[-1])
     if status:
         return [], counts
-    records = list(map(json.loads, (out / "records.jsonl").read_text().splitlines()))
+    records = read(out / "records.jsonl")
     assert counts["records"] == len(records)
     return records, counts

@@ -29,7 +29,7 @@ from tools import check
 from tools.prepare import frames
 from tools.prepare.__main__ import main
 
-MEDIA = Path(__file__).parents[3] / "tests" / "media"
+MEDIA = Path(__file__).parents[3] / "tests/media"
 CONFIG = data.DataConfig(max_tokens=4096)
 POINTS = [{"t": 2.5, "id": 1, "x": 256, "y": 72}, {"t": 4.0, "id": 1, "x": 640, "y": 432}]
 CLIP = {
@@ -85,7 +85,7 @@ def test_training_reads_from_frames_what_it_would_decode(source, tmp_path, capsy
             "--max-frames", str(max_frames), "--size", str(VISION.crop), "--workers", "2"]
     main(["frames", *args])
     counts = json.loads(capsys.readouterr().out)
-    prepared = Records(tmp_path / "out" / "records.jsonl")
+    prepared = Records(tmp_path / "out/records.jsonl")
     assert counts["skipped"] == {"damaged video": 2, "no video": 2}
     assert counts["records"] == len(prepared) == len(Records(source, MEDIA)) - 4
     theirs = encoded(Records(source, MEDIA), config)
@@ -95,7 +95,7 @@ def test_training_reads_from_frames_what_it_would_decode(source, tmp_path, capsy
         off = np.abs(example.images.astype(int) - theirs[name].images)
         assert off.max() == 0 if form == "png" else off.mean() < 3
     assert check.main([str(prepared.path), "--decode"]) == 0
-    assert not list((tmp_path / "out" / "media").glob("*.part*"))
+    assert not list((tmp_path / "out/media").glob("*.part*"))
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob(f"*.{form}")}
     main(["frames", *args])                              # existing files are not made again
     assert made == {path: path.stat().st_mtime_ns for path in made}
@@ -129,7 +129,7 @@ def test_frames_of_a_video_that_has_changed_are_made_again(tmp_path):
     path = painted(tmp_path / "a", "red")
     assert colour_of(prepared(path, out), out) == (255, 0, 0)
     painted(tmp_path / "a", "blue")
-    os.utime(tmp_path / "a" / "1.bmp", (2, 2))
+    os.utime(tmp_path / "a/1.bmp", (2, 2))
     assert colour_of(prepared(path, out), out) == (0, 0, 255)
 
 
@@ -178,11 +178,11 @@ def test_the_command_writes_only_what_it_has_made(tmp_path, monkeypatch, capsys)
     path.write_text("\n".join(["", image, path.read_text(), "", path.read_text()]))
     command = ["frames", str(path), str(tmp_path / "out"), "--size", "8", "--max-frames", "9"]
     main(command)
-    first = (tmp_path / "out" / "records.jsonl").read_bytes()
+    first = (tmp_path / "out/records.jsonl").read_bytes()
     lines = first.splitlines()
     assert list(map(bool, lines)) == [False, False, True, False, True]  # as in the input
     video = json.loads(lines[2])["video"]
-    files = [tmp_path / "out" / "media" / name for name in video.pop("frames")]
+    files = [tmp_path / "out/media" / name for name in video.pop("frames")]
     assert video == {"width": 30, "height": 20, "fps": 2, "first": 0, "duration": 2,
                      "made_for": {"fps": 2.0, "max_frames": 9}}
     assert json.loads(capsys.readouterr().out) == {
@@ -192,13 +192,13 @@ def test_the_command_writes_only_what_it_has_made(tmp_path, monkeypatch, capsys)
         frame.save(tmp_path / "95.jpg", quality=95)
         assert frame.quantization == Image.open(tmp_path / "95.jpg").quantization
         assert JpegImagePlugin.get_sampling(frame) == 0
-    media = tmp_path / "out" / "media"
+    media = tmp_path / "out/media"
     for name in ("lecture.part1", "0123456789abcdef01234567.part77"):
         (media / name).mkdir()
     main(command)
-    assert (tmp_path / "out" / "records.jsonl").read_bytes() == first
+    assert (tmp_path / "out/records.jsonl").read_bytes() == first
     assert [path.name for path in media.glob("*.part*")] == ["lecture.part1"]
-    for records, out in ((path, path.parent), (tmp_path / "out" / "records.jsonl", command[2])):
+    for records, out in ((path, path.parent), (tmp_path / "out/records.jsonl", command[2])):
         before = records.read_bytes()
         with pytest.raises(SystemExit, match="2"):
             main(["frames", str(records), str(out), "--media", str(path.parent)])
@@ -259,5 +259,5 @@ def test_workers_end_with_a_command_that_is_killed(tmp_path, sent, status):
     process.send_signal(sent)
     assert process.wait() == status
     assert len(workers) >= 2 and all_end(workers)
-    done = [path for path in (tmp_path / "out" / "media").iterdir() if not path.suffix]
+    done = [path for path in (tmp_path / "out/media").iterdir() if not path.suffix]
     assert len(done) < len(clips)

@@ -11,9 +11,9 @@ import pytest
 
 from records.errors import Unreadable
 from stages import stage1, stage2
+from tests.tools.convert.command import run
 from tests.tools.prepare.cases import messages
 from tests.tools.prepare.command import prepare
-from tools.convert import __main__ as command
 from tools.convert import make
 from tools.convert.benchmarks import BENCHMARKS
 from tools.convert.flags import parse
@@ -43,30 +43,6 @@ def test_rows_of_one_image_become_one_record_where_it_first_appeared(tmp_path):
     assert (tmp_path / "out/records.jsonl").read_bytes() == before
 
 
-def test_an_input_or_a_list_of_urls_is_not_replaced(tmp_path, capsys):
-    """OUT may be in the folder that is read. Then it is no input of the first command."""
-    row = {"image_url": "https://example.org/1", "question": "q?", "answer": "a"}
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text(json.dumps(row))
-    urls = tmp_path / "records.urls.txt"
-    words = [str(tmp_path), str(tmp_path / "records.jsonl"), "--as", "pixmo-ask-model-anything"]
-    assert command.main(words) == 0
-    assert json.loads(capsys.readouterr().out)["rows"] == 1
-    urls.write_text("mine")
-    for source, given, sentence in (
-            (tmp_path, [], "records.jsonl exists; give OUT another name"),
-            (tmp_path, ["--overwrite"], "records.jsonl: this file is an input of the command"),
-            (rows, ["--overwrite", "--exclude", urls], "urls.txt: this file is an input of")):
-        with pytest.raises(SystemExit, match="2"):
-            command.main([str(source), *words[1:], *map(str, given)])
-        assert sentence in capsys.readouterr().err
-    (tmp_path / "records.jsonl").unlink()
-    with pytest.raises(SystemExit, match="2"):
-        command.main(words)
-    assert "records.urls.txt exists; give OUT another name" in capsys.readouterr().err
-    assert urls.read_text() == "mine"
-
-
 def test_a_row_of_another_shape_is_counted_and_costs_only_itself(tmp_path):
     good = {"image_url": "https://example.org/1", "question": "q?", "answer": "a"}
     changes = [{"image_url": 7}, {"question": "\ud800"}, {"question": ["q"]}, {"image_sha256": 5}]
@@ -81,12 +57,11 @@ def test_a_row_of_another_shape_is_counted_and_costs_only_itself(tmp_path):
 
 
 @pytest.mark.extras("pyarrow")
-def test_a_damaged_parquet_file_costs_one_sentence(tmp_path, capsys):
+def test_a_damaged_parquet_file_costs_one_sentence(tmp_path):
     (tmp_path / "torn.parquet").write_bytes(b"PAR1 and no more")
-    words = tmp_path / "torn.parquet", tmp_path / "out.jsonl", "--as", "pixmo-cap"
-    with pytest.raises(SystemExit, match="2"):
-        command.main([*map(str, words)])
-    (sentence,) = capsys.readouterr().err.splitlines()
+    status, _, err = run(tmp_path / "torn.parquet", tmp_path / "out.jsonl", "--as", "pixmo-cap")
+    (sentence,) = err.splitlines()
+    assert status == 2
     assert "torn.parquet cannot be used" in sentence
 
 

@@ -25,6 +25,11 @@ def exclude(name, folder, *urls):
     return ["--exclude", folder / "eval.jsonl"] if name in WITH_TEST_IMAGES else []
 
 
+def prepare_rows(name, folder, rows, *flags):
+    source = write_parquet(folder / "p.parquet", rows)
+    return prepare(name, source, folder / "out", *flags)
+
+
 @pytest.mark.parametrize("name", SETS)
 def test_the_miniature_becomes_these_records(name, tmp_path):
     case = CASES[name]
@@ -55,9 +60,8 @@ def test_the_miniature_becomes_these_records(name, tmp_path):
 def test_an_image_with_many_points_becomes_several_records_of_sixty_at_most(tmp_path):
     rows = [{"image_url": U, "points": xy(*[(i, k) for i in range(n)]), "label": f"l{k}"}
             for k, n in enumerate([30, 30, 1, 0, 59, 60, 61, 2])]
-    source = write_parquet(tmp_path / "p.parquet", rows)
     flags = exclude("pixmo-points", tmp_path)
-    records, counts = prepare("pixmo-points", source, tmp_path / "out", *flags)
+    records, counts = prepare_rows("pixmo-points", tmp_path, rows, *flags)
     n_points = [[len(a["points"]) for a in record["annotations"]] for record in records]
     assert n_points == [[30, 30], [1, 0, 59], [60], [2]]
     assert [record["id"] for record in records] == [
@@ -75,8 +79,7 @@ def test_fetched_images_are_found_without_extension_and_give_pixels_their_size(t
     row = CASES["pixmo-count"].rows[0]
     outside = row | {"points": {"x": [700, 1], "y": [1, 1]}}
     rows = [row, outside, row | {"image_url": V}, row | {"image_url": W}]
-    source = write_parquet(tmp_path / "p.parquet", rows)
-    records, counts = prepare("pixmo-count", source, tmp_path / "out", "--media", fetched)
+    records, counts = prepare_rows("pixmo-count", tmp_path, rows, "--media", fetched)
     paths = [record["image"]["path"] for record in records]
     assert paths == [f"deep/{sha(U)}.jpg", sha(V), sha(W)]
     sizes = [[a.get("size") for a in record["annotations"]] for record in records]
@@ -91,8 +94,8 @@ def test_images_of_clocks_are_found_by_the_id_of_their_row(tmp_path, capsys):
     faces = tmp_path / "faces"
     (faces / "deep/face").mkdir(parents=True)
     (faces / "deep/face/003_08:15:30.8_name.png").touch()
-    source = write_parquet(tmp_path / "p.parquet", CASES["pixmo-clocks"].rows)
-    records, _ = prepare("pixmo-clocks", source, tmp_path / "out", "--media", faces)
+    rows = CASES["pixmo-clocks"].rows
+    records, _ = prepare_rows("pixmo-clocks", tmp_path, rows, "--media", faces)
     paths = [record["image"] for record in records]
     assert paths == ["deep/face/003_08:15:30.8_name.png", "face/004"]
     assert "1 of 2 images and videos do not exist" in capsys.readouterr().err
@@ -122,8 +125,7 @@ def test_videos_are_found_by_their_id_wherever_they_lie(tmp_path, name, row, fou
         (videos / path.strip()).parent.mkdir(parents=True, exist_ok=True)
         (videos / path.strip()).touch()
     rows = [row | {"video_id": i, "video_dataset": i.split("/")[0]} for i in found]
-    source = write_parquet(tmp_path / "c.parquet", rows)
-    records, _ = prepare(name, source, tmp_path / "out", "--videos", videos)
+    records, _ = prepare_rows(name, tmp_path, rows, "--videos", videos)
     assert [record["video"]["path"] for record in records] == list(found.values())
     assert f": 1 of {len(found)} images and videos do not exist" in capsys.readouterr().err
 
@@ -137,8 +139,7 @@ def test_no_guess_is_made_between_files_of_one_name(name, row, files, tmp_path, 
     for file in files:
         (tmp_path / "media" / file).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "media" / file).touch()
-    source = write_parquet(tmp_path / "c.parquet", [row])
-    records, counts = prepare(name, source, tmp_path / "out", "--media", tmp_path / "media")
+    records, counts = prepare_rows(name, tmp_path, [row], "--media", tmp_path / "media")
     assert not records
     assert counts["skipped"] == {"several files with the name of the row": 1}
     said = f"' can mean {' or '.join(files)}; keep one file for each name"
@@ -157,13 +158,12 @@ def test_of_a_folder_the_files_of_one_split_are_read(tmp_path):
 
 
 def test_images_of_another_set_can_be_held_out_and_points_chosen_by_their_number(tmp_path):
-    source = write_parquet(tmp_path / "p.parquet", CASES["pixmo-points"].rows)
-    records, counts = prepare("pixmo-points", source, tmp_path / "out",
-                              *exclude("pixmo-points", tmp_path, U))
+    case = "pixmo-points", tmp_path, CASES["pixmo-points"].rows
+    records, counts = prepare_rows(*case, *exclude("pixmo-points", tmp_path, U))
     assert [record["image"]["url"] for record in records] == [V]
     assert counts["skipped"]["excluded"] == 6
     flags = [*exclude("pixmo-points", tmp_path), "--counts", 1, 1]
-    records, _ = prepare("pixmo-points", source, tmp_path / "out", *flags)
+    records, _ = prepare_rows(*case, *flags)
     assert [[a["label"] for a in record["annotations"]] for record in records] == [["Cat"]]
 
 
