@@ -35,7 +35,7 @@ RUNS = {  # name: (flags, number of ranks)
 
 
 def write_records(folder):
-    """-> the path of twelve records with images, of which two are truncated."""
+    """-> the path of twelve records with images, of which three are truncated."""
     rng = np.random.default_rng(0)
     lines = []
     for i in range(12):
@@ -44,7 +44,7 @@ def write_records(folder):
         text = "".join(rng.choice(list("abc "), int(rng.integers(2, 40))))
         lines.append(json.dumps({"image": path.name,
                                  "annotations": [{"type": "caption", "text": text}]}))
-        if i in (2, 7):
+        if i in (2, 5, 7):
             path.write_bytes(path.read_bytes()[:3000])
     (folder / "records.jsonl").write_text("\n".join(lines), encoding="utf-8")
     return folder / "records.jsonl"

@@ -1,11 +1,11 @@
 """A training step equals a step that uses torch's own functions, and a run writes its files."""
 
-import dataclasses
 import json
 import os
 import re
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,13 +14,13 @@ import torch
 import torch.distributed as dist
 from PIL import Image
 from torch.nn.functional import cross_entropy
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import model as models
 import packing
 import train
 from evaluation import report
 from records.mixture import Mixture
+from tests.ranks import first_of_two_ranks
 from text.tokenizer import ByteTokenizer, load_tokenizer
 from toy import world
 from training.config import parse
@@ -89,6 +89,13 @@ def opened(*flags):
     loader = Loader(mixture, start.tokenizer, config, planner)
     rows = ([row for rows in micro_batches for row in rows] for _, micro_batches in loader)
     return model, config, rows
+
+
+def started(out, *flags):
+    """-> the Run, the model and the steps of a run with these flags, before its first step."""
+    args, config = parse([*SMALL, *flags, "--out", str(out)])
+    run, model = train.start_run(args, config, world.mixture(0))
+    return run, model, Ahead(train.steps_with_batches(run, train.batch_of))
 
 
 @pytest.fixture(scope="module")
@@ -213,21 +220,16 @@ def test_a_step_has_one_sum_over_all_ranks_and_only_its_plan_is_an_object(tmp_pa
         plain = getattr(dist, name)
         monkeypatch.setattr(dist, name, lambda *args, name=name, plain=plain, **options: (
             called.update([name]) or plain(*args, **options)))
-    args, config = parse([*SMALL, "--micro-batch", "2", "--out", str(tmp_path)])
-    run, model = train.start_run(args, config, world.mixture(0))
-    steps = Ahead(train.steps_with_batches(run, train.batch_of))
+    run, model, steps = started(tmp_path, "--micro-batch", "2")
     groups, optimizer = train.build_optimizer(run, model)
-    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-    try:
+    with first_of_two_ranks():
         group = dist.group.WORLD
-        run.loader.ranks = dataclasses.replace(run.ranks, of_all=group, of_row=group)
+        run.loader.ranks = replace(run.ranks, of_all=group, of_row=group)
         for step in (1, 2):
             called.clear()
             train.step_once(run, model, groups, optimizer, train.forward_backward, step, steps,
                             train.Stop())
-    finally:
-        dist.destroy_process_group()
-    assert called == {"all_reduce": 1 + config.batch, "broadcast_object_list": 1}
+    assert called == {"all_reduce": 1 + run.config.batch, "broadcast_object_list": 1}
 
 
 def test_a_short_run_warms_up_over_a_tenth_of_it_and_ends_at_its_final_rate():
@@ -261,11 +263,8 @@ def test_the_seconds_of_a_step_are_without_checkpoint_picture_and_evaluation(tmp
     save = taking(1000, lambda run, model, optimizer, step, position: saved.append(step))
     monkeypatch.setattr(train.checkpoint, "save", save)
     report = SimpleNamespace(look=taking(10), evaluate_step=taking(100))
-    args, config = parse([*SMALL, "--micro-batch", "2", "--save-every", "0",
-                          "--out", str(tmp_path)])
-    run, model = train.start_run(args, config, world.mixture(0))
+    run, model, steps = started(tmp_path, "--micro-batch", "2", "--save-every", "0")
     log = SimpleNamespace(write=lines.append)
-    steps = Ahead(train.steps_with_batches(run, train.batch_of))
     train.train(run, model, *train.build_optimizer(run, model), train.forward_backward, steps, log,
                 report, eval_every=1)
     assert [line["seconds"] for line in lines] == [2, 2, 2]          # two micro-batches, 1 s each
@@ -276,17 +275,14 @@ def test_dropout_has_random_numbers_of_its_own_in_every_step_and_on_every_rank(
         tmp_path, monkeypatch):
     """Compares a random number that is drawn at the start of each step."""
     drawn = []
-    start_run = train.start_run
     forward_backward = train.forward_backward
     monkeypatch.setattr(train, "forward_backward", lambda *args: (
         drawn.append(torch.rand(1).item()), forward_backward(*args))[1])
     report = SimpleNamespace(look=lambda *_: {})
-    args, config = parse([*SMALL, "--steps", "2", "--save-every", "0", "--out", str(tmp_path)])
+    log = SimpleNamespace(write=lambda line: None)
     for rank in (0, 1):
-        run, model = start_run(args, config, world.mixture(0))
-        run = dataclasses.replace(run, ranks=dataclasses.replace(run.ranks, rank=rank))
-        log = SimpleNamespace(write=lambda line: None)
-        steps = Ahead(train.steps_with_batches(run, train.batch_of))
+        run, model, steps = started(tmp_path, "--steps", "2", "--save-every", "0")
+        run = replace(run, ranks=replace(run.ranks, rank=rank))
         train.train(run, model, *train.build_optimizer(run, model), train.forward_backward, steps,
                     log, report)
     assert len({*drawn}) == len(drawn) == 4
@@ -363,8 +359,8 @@ def test_a_run_takes_shape_and_tokenizer_of_the_one_it_starts_from(tmp_path):
     old = tmp_path / "old"
     new = tmp_path / "new"
     toy = models.PRESETS["toy"]
-    vision = dataclasses.replace(toy.vision, grid=6, patch=16)
-    shape = dataclasses.replace(toy, n_layer=1, vision=vision)
+    vision = replace(toy.vision, grid=6, patch=16)
+    shape = replace(toy, n_layer=1, vision=vision)
     torch.manual_seed(1)
     before = models.Molmo2(shape).init_weights()
     files.save(before, old)

@@ -52,7 +52,7 @@ def test_tiling_equals_the_official_code(case):
     low, high, n_crops = vision.pooled_grids(*sizes(case))
     assert vision.tiling(*sizes(case)) == (e["rows"], e["cols"])
     assert high == tuple(e["pooled_grid"])
-    assert n_crops == e["n_images_total"] == 1 + e["n_high_res_crops"]
+    assert n_crops == e["n_images_total"]
     assert low[0] * low[1] + high[0] * high[1] == e["pool_rows"]
     assert len(image_ids(*sizes(case))) == e["n_tokens"]
 
@@ -65,11 +65,6 @@ def test_pooling_windows_and_tokens_equal_the_official_code(case):
     assert list(patches.shape) == e["images_shape"]
     assert list(pool_src.shape) == e["pool_shape"]
     assert pool_src[:3].tolist() == e["first_rows"]
-    assert pool_src[-3:].tolist() == e["last_rows"]
-    assert pool_src[13].tolist() == e["row13"]
-    assert pool_src[[182, 195, 196, 197]].tolist() == e["rows_182_195_196_197"]
-    assert (pool_src == -1).sum() == e["n_minus_one"]
-    assert pool_src.sum(0).tolist() == e["sum_rows"]
     assert sha256(pool_src, "<i4") == e["sha256_int32_le"]
     assert runs_of(image_ids(h, w, max_crops)) == e["tokens_rle"]
 
@@ -160,7 +155,6 @@ def test_pixels_equal_the_official_bytes(case, threads):
     assert patches[-1, -1, -12:].tolist() == e["last_crop_last_patch_last12"]
     assert patches.sum(dtype=np.int64) == pytest.approx(e["sum"], rel=1e-5)
     if torch.backends.cpu.get_cpu_capability().startswith("AVX"):    # other CPUs round differently
-        assert patches.sum(dtype=np.int64) == e["sum"]
         assert sha256(patches, np.uint8) == e["sha256"]
 
 
@@ -191,7 +185,7 @@ def test_the_tokens_of_a_video_equal_the_official_ones(case):
     names = {i: f"<{name}>" for name, i in TOKENIZER.special.items()}
     spelt = "".join(names.get(i) or chr(i) for i in ids)
     spelt = spelt.replace("<im_patch>" * 81, "{81*<im_patch>}")
-    assert spelt == e["tokens_text"] and len(ids) == e["n_tokens"]
+    assert spelt == e["tokens_text"]
     assert visual == [i in names for i in ids]
 
 
@@ -200,13 +194,9 @@ def test_frames_pool_as_in_the_official_code(case):
     e, n = case["expected"], len(case["input"]["timestamps"])
     patches, window = vision.frame(synthetic(90, 160)), vision.frame_windows()
     assert patches.shape == (1, 729, 588)
-    assert window.shape == (81, 9)
-    assert (window >= 0).all()
     pool_src = np.concatenate([window + i * vision.RELEASED.n_patch for i in range(n)])
     assert list(pool_src.shape) == e["pool_shape"]
     assert pool_src[:2].tolist() == e["pool_first_rows"]
-    assert pool_src[9].tolist() == e["pool_row_9"]
-    assert pool_src[-1].tolist() == e["pool_last_row"]
     assert sha256(pool_src, "<i4") == e["sha256_int32_le"]
 
 
@@ -223,7 +213,7 @@ def test_frames_are_taken_when_the_official_code_takes_them(case):
         times = vision.track_times(given["duration"], given["max_frames"], rates)
     else:
         times = vision.frame_times(given["duration"], given["max_frames"], fps)
-    assert times == e["timestamps"] and len(times) == e["n_frames"]
+    assert times == e["timestamps"]
     assert [f"{t:.1f}" for t in times] == e["timestamp_text"]
 
 

@@ -33,6 +33,7 @@ from tests.training.runs import (
     sentence,
     weights,
 )
+from tests.training.stream import write_texts
 from text.tokenizer import ByteTokenizer
 from training import checkpoint
 from training.log import RunLog
@@ -53,13 +54,13 @@ def encoded(monkeypatch):
 
 
 @pytest.mark.parametrize("step", [0, 2])
-def test_a_resumed_run_is_the_run_that_nothing_stopped(whole, records, tmp_path, step, capsys,
+def test_a_resumed_run_is_the_run_that_nothing_stopped(whole, recipe, tmp_path, step, capsys,
                                                        encoded):
     """The run has dropout. Without a checkpoint, it starts from step 1 and prints a message. With a
     checkpoint, it decodes no record of earlier steps."""
     out = back_to(whole, tmp_path / "out", step)
     (out / "step-2.part").mkdir()
-    assert run(out, *RECIPE, *records, "--resume") == 0
+    assert run(out, *recipe, "--resume") == 0
     assert_same_run(out, whole)
     assert not list(out.glob("*.part"))
     assert ("no checkpoint" in capsys.readouterr().err) == (step == 0)
@@ -70,24 +71,24 @@ def test_a_resumed_run_is_the_run_that_nothing_stopped(whole, records, tmp_path,
         assert any(lines[n]["unreadable"] for n in range(step + 1, 7))
 
 
-def test_a_partial_line_is_cut_off_and_the_log_is_never_written_anew(whole, records, tmp_path):
+def test_a_partial_line_is_cut_off_and_the_log_is_never_written_anew(whole, recipe, tmp_path):
     """So a kill during a resume loses no line. No record is listed twice."""
     out = back_to(whole, tmp_path / "out", 4)
     lines = (out / "log.jsonl").read_bytes().splitlines(keepends=True)
     others = b'{"of": "another program"}\n'
     (out / "log.jsonl").write_bytes(b"".join(lines[:6]) + others + lines[6][:20])
     with open(out / "log.jsonl", "rb") as old:
-        assert run(out, *RECIPE, *records, "--resume") == 0
+        assert run(out, *recipe, "--resume") == 0
         assert old.read() == (out / "log.jsonl").read_bytes()
     assert logged(out) == logged(whole)
     assert weights(out) == weights(whole)
 
 
-def test_another_layout_is_no_other_recipe(whole, records, tmp_path):
+def test_another_layout_is_no_other_recipe(whole, recipe, tmp_path):
     """It trains on the same records. Only rounding and dropout change the loss."""
     out = back_to(whole, tmp_path / "out", 4)
     flags = ["--micro-batch", "1", "--recompute=1", "--crop_bucket=4", "--keep=1"]
-    assert run(out, *RECIPE, *records, "--resume", *flags) == 0
+    assert run(out, *recipe, "--resume", *flags) == 0
     for step in (5, 6):
         ours = logged(out)[step]
         theirs = logged(whole)[step]
@@ -106,9 +107,9 @@ OTHER_RECIPES = [
 
 
 @pytest.mark.parametrize(("flags", "words"), OTHER_RECIPES, ids=[w for _, w in OTHER_RECIPES])
-def test_another_recipe_is_refused_with_the_fields_named(whole, records, capsys, flags, words):
+def test_another_recipe_is_refused_with_the_fields_named(whole, recipe, capsys, flags, words):
     before = contents(whole)
-    assert run(whole, *RECIPE, *records, "--resume", *flags) == 2
+    assert run(whole, *recipe, "--resume", *flags) == 2
     sentence(capsys, words)
     assert contents(whole) == before
 
@@ -119,9 +120,7 @@ def test_with_other_data_no_good_record_is_unreadable(tmp_path, capsys, encoded)
     out = tmp_path / "out"
 
     def write(more):
-        lines = [json.dumps({"annotations": [{"type": "text", "text": "x" * (9 + k) + more}]})
-                 for k in range(40)]
-        path.write_text("\n".join(lines))
+        write_texts(path, ["x" * (9 + k) + more for k in range(40)])
 
     write("")
     flags = [*RECIPE, "--data", str(path), "--pool_size=30"]
@@ -140,18 +139,18 @@ def test_with_other_data_no_good_record_is_unreadable(tmp_path, capsys, encoded)
     assert len(encoded) == sum(logged(out)[step]["examples"] for step in (5, 6, 7))
 
 
-def test_a_checkpoint_that_lost_a_write_costs_the_steps_since_the_one_before(whole, records,
+def test_a_checkpoint_that_lost_a_write_costs_the_steps_since_the_one_before(whole, recipe,
                                                                               tmp_path, capsys):
     out = back_to(whole, tmp_path / "out", 6)
     os.truncate(out / "step-6" / "__0_0.distcp", 100)
-    assert run(out, *RECIPE, *records, "--resume") == 0
+    assert run(out, *recipe, "--resume") == 0
     sentence(capsys, "step-6: a file is missing or damaged", "trying the checkpoint before it")
     assert_same_run(out, whole)
     assert checkpoint.find_newest(out).step == 6
 
 
 def test_a_flipped_bit_of_a_tensor_ends_the_run_with_the_step_of_the_older_checkpoint(
-        whole, records, tmp_path, capsys):
+        whole, recipe, tmp_path, capsys):
     """The folder is not deleted. After the user has deleted it, the run continues."""
     out = back_to(whole, tmp_path / "out", 6)
     path = out / "step-6" / "__0_0.distcp"
@@ -161,11 +160,11 @@ def test_a_flipped_bit_of_a_tensor_ends_the_run_with_the_step_of_the_older_check
         text = bytearray(sound)
         text[weight.offset + byte] ^= 1
         path.write_bytes(text)
-        assert run(out, *RECIPE, *records, "--resume") == 2
+        assert run(out, *recipe, "--resume") == 2
         sentence(capsys, "step-6: a tensor in __0_0.distcp is damaged", "delete this folder",
                  "continues from step 4")
     shutil.rmtree(out / "step-6")
-    assert run(out, *RECIPE, *records, "--resume") == 0
+    assert run(out, *recipe, "--resume") == 0
     assert_same_run(out, whole)
 
 
@@ -219,11 +218,11 @@ def test_a_checkpoint_runs_no_code_of_those_who_made_it(whole, tmp_path):
     assert "BytesStorageMetadata" not in chain(*checkpoint.METADATA_CLASSES.values())
 
 
-def test_a_full_disk_ends_the_run_in_one_sentence_and_resume_continues(whole, records, tmp_path,
+def test_a_full_disk_ends_the_run_in_one_sentence_and_resume_continues(whole, recipe, tmp_path,
                                                                        capsys, monkeypatch):
     out = tmp_path / "out"
     with files_up_to(2000):  # less than config.json
-        assert run(out, *RECIPE, *records) == 1
+        assert run(out, *recipe) == 1
     sentence(capsys, "File too large")
     write_item = dcp.filesystem._write_item
 
@@ -234,14 +233,14 @@ def test_a_full_disk_ends_the_run_in_one_sentence_and_resume_continues(whole, re
 
     with monkeypatch.context() as patch:
         patch.setattr(dcp.filesystem, "_write_item", full_at_4)
-        assert run(out, *RECIPE, *records) == 1
+        assert run(out, *recipe) == 1
     sentence(capsys, "the checkpoint of step 4 cannot be written", "No space left", "--resume")
     assert [path.name for path in out.glob("step-*")] == ["step-2"]
-    assert run(out, *RECIPE, *records, "--resume") == 0
+    assert run(out, *recipe, "--resume") == 0
     assert_same_run(out, whole)
 
 
-def test_a_loss_that_is_not_finite_stops_the_run_with_the_records_named(records, tmp_path, capsys,
+def test_a_loss_that_is_not_finite_stops_the_run_with_the_records_named(recipe, tmp_path, capsys,
                                                                         monkeypatch):
     """It stops before the optimizer changes the weights."""
     steps = []
@@ -252,8 +251,9 @@ def test_a_loss_that_is_not_finite_stops_the_run_with_the_records_named(records,
     monkeypatch.setattr(model.Molmo2, "nll", lambda self, *args: tuple(
         x * (float("nan") if steps[-1] == 3 else 1) for x in nll(self, *args)))
     out = tmp_path / "out"
-    assert run(out, *RECIPE, *records) == 1
-    sentence(capsys, "step 3: loss nan", "records: r.jsonl:", f"tools.view --run {out} --step 3")
+    assert run(out, *recipe) == 1
+    sentence(capsys, "step 3: loss nan", "records: records.jsonl:",
+             f"tools.view --run {out} --step 3")
     assert sorted(logged(out)) == [1, 2]
 
 
@@ -262,7 +262,7 @@ def contents(folder):
             if path.name != "lock"}
 
 
-def test_a_directory_that_holds_a_run_needs_resume_or_overwrite(whole, records, tmp_path, capsys,
+def test_a_directory_that_holds_a_run_needs_resume_or_overwrite(whole, recipe, tmp_path, capsys,
                                                                 monkeypatch):
     """No file is renamed. --overwrite deletes the files of a run, but no file of the user."""
     monkeypatch.chdir(tmp_path)
@@ -272,17 +272,17 @@ def test_a_directory_that_holds_a_run_needs_resume_or_overwrite(whole, records, 
     for name in ("step-by-step", "step-²", "step-07"):
         (out / name).mkdir()
     before = contents(tmp_path)
-    assert run(out, *RECIPE, *records) == 2
+    assert run(out, *recipe) == 2
     sentence(capsys, f"--out {out}: contains a run; --resume continues it, --overwrite deletes it")
     assert contents(tmp_path) == before
-    flags = [*RECIPE, *records, "--steps", "1", "--save-every", "0", "--overwrite"]
+    flags = [*recipe, "--steps", "1", "--save-every", "0", "--overwrite"]
     assert run(tmp_path, *flags) == 2
     sentence(capsys, "is not a run directory (it has no config.json)")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/config.json").write_text("{}")
     before = contents(tmp_path)
     for more in ([], ["--overwrite"]):
-        assert run(tmp_path / "mine", *RECIPE, *records, *more) == 2
+        assert run(tmp_path / "mine", *recipe, *more) == 2
         sentence(capsys, "mine: contains config.json, which was not written by a run")
         (tmp_path / "mine/lock").unlink()
     for flag in ("--init", "--vit"):
@@ -293,7 +293,7 @@ def test_a_directory_that_holds_a_run_needs_resume_or_overwrite(whole, records, 
     assert sorted(logged(out)) == [1]
     assert (out / "notes.txt").read_text() == "mine"
     assert {path.name for path in out.glob("step-*")} == {"step-by-step", "step-²", "step-07"}
-    assert run(out, *RECIPE, *records, "--resume") == 2
+    assert run(out, *recipe, "--resume") == 2
     sentence(capsys, "contains a run without a complete checkpoint to resume")
 
 
@@ -357,8 +357,8 @@ def test_parameters_that_have_no_optimizer_state_have_none_after_a_resume(tmp_pa
     other, other_optimizer = make()
     checkpoint.restore(checkpoint.Checkpoint(tmp_path / "step-1"), other, other_optimizer)
     restored = checkpoint.name_tensors(other, other_optimizer)
-    assert saved.keys() == restored.keys() >= {"model.bias", "exp_avg.weight"}
-    assert all(torch.equal(saved[name], restored[name]) for name in saved)
+    assert saved.keys() >= {"model.bias", "exp_avg.weight"}
+    torch.testing.assert_close(restored, saved, rtol=0, atol=0)
     assert other.bias not in other_optimizer.state
 
 
@@ -375,8 +375,8 @@ def terminate_in_an_image(*_):
 @pytest.mark.parametrize(("when", "save_every"), [
     ("in an image of an evaluation", 6), ("in the last step", 6), ("in the last step", 0)])
 def test_sigterm_beside_the_steps_ends_the_run_where_nothing_is_lost(
-        whole, records, tmp_path, monkeypatch, when, save_every):
-    flags = [*RECIPE, *records, "--save-every", str(save_every)]
+        whole, records, recipe, tmp_path, monkeypatch, when, save_every):
+    flags = [*recipe, "--save-every", str(save_every)]
     write = RunLog.write
     in_evaluation = "evaluation" in when
     if in_evaluation:
@@ -392,23 +392,23 @@ def test_sigterm_beside_the_steps_ends_the_run_where_nothing_is_lost(
     assert (out / "model").exists() == (not save_every)
     monkeypatch.undo()
     if save_every:
-        assert run(out, *RECIPE, *records, "--resume") == 0
+        assert run(out, *recipe, "--resume") == 0
     assert_same_run(out, whole)
 
 
 def test_ctrl_c_while_a_checkpoint_is_written_is_no_broken_disk(
-        records, tmp_path, monkeypatch, capsys):
+        recipe, tmp_path, monkeypatch, capsys):
     """torch turns it into its own exception."""
     def interrupted(*_, **options):
         raise dcp.api.CheckpointException("", {0: (KeyboardInterrupt(), None)})
 
     monkeypatch.setattr(dcp, "save", interrupted)
-    assert run(tmp_path / "out", *RECIPE, *records) == 130
+    assert run(tmp_path / "out", *recipe) == 130
     sentence(capsys, "interrupted; nothing was saved; start again with")
 
 
 def test_the_checkpoint_with_the_lowest_held_out_loss_stays_and_ends_the_run_when_asked(
-        records, tmp_path, monkeypatch, capsys):
+        records, recipe, tmp_path, monkeypatch, capsys):
     """With --keep 1, after SIGTERM and --resume. The first of two held-out sets decides."""
     losses = iter([0.5, None, 0.7, 0.1])
 
@@ -419,7 +419,7 @@ def test_the_checkpoint_with_the_lowest_held_out_loss_stays_and_ends_the_run_whe
         return {"nll": {"all": loss}, "other": {"nll": {"all": 1 - loss}}}
 
     out = tmp_path / "out"
-    flags = [*RECIPE, *records, "--eval", records[1], "--eval-every", "2", "--keep", "1"]
+    flags = [*recipe, "--eval", records[1], "--eval-every", "2", "--keep", "1"]
     monkeypatch.setattr(report, "scores", scores)
     monkeypatch.setattr("sys.orig_argv", ["python", "train.py", "--out", "x"])
     assert run(out, *flags) == 143
@@ -450,10 +450,10 @@ def test_a_save_keeps_itself_where_a_later_checkpoint_was_damaged(tmp_path):
     assert checkpoint.list_steps(tmp_path) == [4, 2]
 
 
-def test_an_evaluation_that_was_abandoned_does_not_decide_which_checkpoint_stays(records, tmp_path):
+def test_an_evaluation_that_was_abandoned_does_not_decide_which_checkpoint_stays(recipe, tmp_path):
     """The log has a lower loss at step 6, but the checkpoint of step 6 was deleted."""
     out = tmp_path / "out"
-    flags = [*RECIPE, *records, "--keep", "1", "--save-every", "2"]
+    flags = [*recipe, "--keep", "1", "--save-every", "2"]
     assert run(out, *flags, "--keep", "3") == 0
     shutil.rmtree(out / "step-6")
     with open(out / "log.jsonl", "a", encoding="utf-8") as log:

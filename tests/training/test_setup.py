@@ -17,6 +17,7 @@ from evaluation import report
 from evaluation.generate import evaluation_config
 from records.errors import UserError
 from tests.evaluation.small_model import CONFIG, save_run
+from tests.records.samples import CAPTION, GOOD, image, write
 from tests.training.runs import SMALL, logged, run, sentence
 from tools import evaluate
 from training import setup
@@ -55,23 +56,20 @@ def test_a_layout_that_cannot_be_is_one_sentence(world, flags, message):
 
 
 def test_auto_is_a_gpu_or_the_cpu_and_mps_must_be_named(monkeypatch, capsys):
-    def pick(*flags):
+    def pick(*flags, cuda=False, mps=False):
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: cuda)
+        monkeypatch.setattr(torch.backends.mps, "is_available", lambda: mps)
         return pick_device(parse([*TINY, *flags])[1])
 
     monkeypatch.delenv("LOCAL_RANK", raising=False)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     assert pick("--dtype", "bfloat16") == (torch.device("cpu"), torch.bfloat16)
     with pytest.raises(UserError, match="--device cuda: no such device was found"):
         pick("--device", "cuda")
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    assert pick() == (torch.device("cuda"), torch.bfloat16)
-    assert pick("--device", "cpu") == (torch.device("cpu"), torch.float32)
-    monkeypatch.setattr(torch.backends.mps, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert pick() == (torch.device("cpu"), torch.float32)
+    assert pick(cuda=True) == (torch.device("cuda"), torch.bfloat16)
+    assert pick("--device", "cpu", cuda=True) == (torch.device("cpu"), torch.float32)
+    assert pick(mps=True) == (torch.device("cpu"), torch.float32)
     assert not capsys.readouterr().err
-    assert pick("--device", "mps") == (torch.device("mps"), torch.float32)
+    assert pick("--device", "mps", mps=True) == (torch.device("mps"), torch.float32)
     assert "this code has never been run on MPS" in capsys.readouterr().err
 
 
@@ -98,35 +96,33 @@ def test_under_torchrun_every_command_uses_the_gpu_of_its_local_rank(monkeypatch
     assert current == [second, second, second]
 
 
-GOOD = {"annotations": [{"type": "text", "text": "x"}]}
-CAPTION = {"type": "caption", "text": "x"}
 FILES = {
     "good": [GOOD],
     "wrong": [GOOD, {**GOOD, "wieght": 1}],
-    "unreadable": [{"image": "a.png", "annotations": [CAPTION]}],
+    "unreadable": [image(CAPTION)],
 }
 MISTAKES = [
     (["--stage", "1"], "--data is missing; give record files"),
-    ([*TINY, "--data", "a.jsonl=x"], "the sampling rate 'x' is not a number from 1e-09 to 1e+12"),
-    ([*TINY, "--data", "good.jsonl=1e308", "good.jsonl=1e308"], "the sampling rate '1e308' is not"),
-    ([*TINY, "--data", "good.jsonl", "--media", "nowhere"], "--media nowhere"),
-    ([*TINY, "--data", "x" * 300 + "=1"], "--data: no such file: xxx"),
-    ([*TINY, "--data", "good.jsonl", "--media", "x" * 300], "there is no such folder"),
-    ([*TINY, "--data", "good.jsonl", "--eval", "x" * 300 + ".jsonl"], "File name too long"),
-    ([*TINY, "--data", "good.jsonl", "--eval", "x" * 300 + "/r.jsonl"], "File name too long"),
-    ([*TINY, "--data", "good.jsonl", "--eval", "."], ".: this is not a .jsonl file of records"),
-    ([*TINY, "--data", "good.jsonl", "--plan", "."], "--plan .: not a plan"),
-    ([*TINY, "--init", "x" * 300], "File name too long"),
-    ([*TINY, "--out", "x" * 300], "File name too long"),
-    ([*TINY, "--init", ""], "--init"),
-    ([*TINY, "--out", "full"], "--out full: contains a run"),
-    ([*TINY, "--out", "a.png"], "--out a.png: File exists"),
-    ([*TINY, "--lora", "4"], "give these weights with --init"),
-    ([*TINY, "--data", "wrong.jsonl"], "wrong.jsonl:2: wrong record: "),
-    ([*TINY, "--data", "unreadable.jsonl"], "unreadable.jsonl:1: damaged image: "),
-    ([*TINY, "--data", "good.jsonl", "--eval", "gone.jsonl"], "gone.jsonl: the file cannot be"),
-    ([*TINY, "--model.n_head=3"], "--model: a model cannot have this shape"),
-    ([*TINY, "--vit=", "--model.vision.feature_layers=0,3"], "cannot have this shape: a ViT of"),
+    (["--data", "a.jsonl=x"], "the sampling rate 'x' is not a number from 1e-09 to 1e+12"),
+    (["--data", "good.jsonl=1e308", "good.jsonl=1e308"], "the sampling rate '1e308' is not"),
+    (["--data", "good.jsonl", "--media", "nowhere"], "--media nowhere"),
+    (["--data", "x" * 300 + "=1"], "--data: no such file: xxx"),
+    (["--data", "good.jsonl", "--media", "x" * 300], "there is no such folder"),
+    (["--data", "good.jsonl", "--eval", "x" * 300 + ".jsonl"], "File name too long"),
+    (["--data", "good.jsonl", "--eval", "x" * 300 + "/r.jsonl"], "File name too long"),
+    (["--data", "good.jsonl", "--eval", "."], ".: this is not a .jsonl file of records"),
+    (["--data", "good.jsonl", "--plan", "."], "--plan .: not a plan"),
+    (["--init", "x" * 300], "File name too long"),
+    (["--out", "x" * 300], "File name too long"),
+    (["--init", ""], "--init"),
+    (["--out", "full"], "--out full: contains a run"),
+    (["--out", "a.png"], "--out a.png: File exists"),
+    (["--lora", "4"], "give these weights with --init"),
+    (["--data", "wrong.jsonl"], "wrong.jsonl:2: wrong record: "),
+    (["--data", "unreadable.jsonl"], "unreadable.jsonl:1: damaged image: "),
+    (["--data", "good.jsonl", "--eval", "gone.jsonl"], "gone.jsonl: the file cannot be"),
+    (["--model.n_head=3"], "--model: a model cannot have this shape"),
+    (["--vit=", "--model.vision.feature_layers=0,3"], "cannot have this shape: a ViT of"),
 ]
 
 
@@ -136,12 +132,12 @@ def test_a_users_mistake_costs_one_sentence(tmp_path, monkeypatch, capsys, flags
     Path("full/step-1").mkdir(parents=True)
     Path("a.png").write_text("no image")
     for name, records in FILES.items():
-        Path(f"{name}.jsonl").write_text("\n".join(map(json.dumps, records)))
+        write(Path(f"{name}.jsonl"), *records)
     before = sorted(Path().rglob("*"))
-    if "--tiny" not in flags:
+    if "--stage" in flags:
         monkeypatch.setattr(models, "Molmo2", lambda config: pytest.fail("built a model"))
     with pytest.raises(SystemExit) as end:
-        train.main(flags)
+        train.main(flags if "--stage" in flags else [*TINY, *flags])
     assert end.value.code == 2
     lines = capsys.readouterr().err.strip().splitlines()
     assert message in "\n".join(lines)
