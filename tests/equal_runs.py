@@ -19,16 +19,16 @@ from PIL import Image
 
 from tests.training import processes
 
-TOY = ["--tiny", "--init", "toy", "--steps", "20", "--deterministic", "--eval_images=2"]
-OWN = ["--stage", "1", "--tiny", "--steps", "12", "--deterministic", "--save-every", "2",
-       "--keep", "0", "--workers", "2", "--batch", "4", "--micro-batch", "2"]
+TOY = ["--tiny", "--init=toy", "--steps=20", "--deterministic", "--eval_images=2"]
+OWN = ["--stage=1", "--tiny", "--steps=12", "--deterministic", "--save-every=2",
+       "--keep=0", "--workers=2", "--batch=4", "--micro-batch=2"]
 RUNS = {  # name: (flags, number of ranks)
-    "stage1": (["--stage", "1", *TOY], 0),
-    "stage2": (["--stage", "2", *TOY], 0),
-    "stage3": (["--stage", "3", *TOY], 0),
-    "shared rows": (["--stage", "3", *TOY, "--cp", "2"], 2),
-    "adapters": (["--stage", "2", *TOY, "--lora", "4"], 0),
-    "unequal ranks": (["--stage", "1", *TOY, "--batch", "4", "--data", "{records}"], 2),
+    "stage1": (["--stage=1", *TOY], 0),
+    "stage2": (["--stage=2", *TOY], 0),
+    "stage3": (["--stage=3", *TOY], 0),
+    "shared rows": (["--stage=3", *TOY, "--cp=2"], 2),
+    "adapters": (["--stage=2", *TOY, "--lora=4"], 0),
+    "unequal ranks": (["--stage=1", *TOY, "--batch=4", "--data", "{records}"], 2),
     "unreadable": ([*OWN, "--data", "{records}"], 0),
     "killed": ([*OWN, "--data", "{records}"], 0),
 }

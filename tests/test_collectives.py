@@ -13,6 +13,7 @@ import parallel
 from tests.ranks import run_group
 from tests.test_parallel import CONFIG, forward_backward, new_model, packs_of, shard_of_rank
 
+pytestmark = pytest.mark.slow
 COLLECTIVES = ("all_gather_single", "reduce_scatter_single", "all_reduce", "all_to_all_single")
 CASES = [  # ranks per shard group (0: all), frozen embedding, activation checkpointing
     (0, True, False),
@@ -57,7 +58,6 @@ def worker(rank, world):
     return found
 
 
-@pytest.mark.slow
 def test_a_step_exchanges_what_it_must_and_nothing_twice(tmp_path):
     """A unit of weights is gathered once in forward and once in backward, the root unit (head, last
     norm) once per step, and a frozen embedding never in backward. Gradients are summed over copies
@@ -88,7 +88,6 @@ def alone_in_a_row(rank, world):
     assert mesh.cp.get_group() is dist.group.WORLD  # the group of FSDP
 
 
-@pytest.mark.slow
 def test_ulysses_has_a_communicator_of_its_own_where_all_ranks_share_a_row(tmp_path):
     run_group(alone_in_a_row, tmp_path, 2)
 
@@ -129,7 +128,6 @@ def count_sent(rank, world):
     return found
 
 
-@pytest.mark.slow
 def test_what_attention_sends_is_what_the_page_says(tmp_path):
     """Heads, gather, and both, as in docs/cluster.md. Backward sends as much as forward."""
     assert run_group(count_sent, tmp_path, 4) == EXCHANGED

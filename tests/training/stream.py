@@ -14,7 +14,7 @@ from training.loader import Loader
 from training.planner import StepPlanner
 
 TOKENIZER = ByteTokenizer()
-CONFIG = parse(["--stage", "2", "--tiny", "--batch", "8", "--micro-batch", "2", "--steps", "6",
+CONFIG = parse(["--stage=2", "--tiny", "--batch=8", "--micro-batch=2", "--steps=6",
                 "--pool_size=9", "--data.max_tokens=700"])[1]
 
 

@@ -26,7 +26,7 @@ STEPS = 60
 def long(tmp_path_factory, records):
     """-> a longer uninterrupted run on the command line."""
     out = tmp_path_factory.mktemp("runs") / "long"
-    flags = [*SMALL, *records, "--steps", str(STEPS), "--save-every", "4"]
+    flags = [*SMALL, *records, f"--steps={STEPS}", "--save-every=4"]
     stderr_of(start(out, *flags))
     assert sorted(logged(out)) == [*range(1, STEPS + 1)]
     return out
@@ -48,13 +48,13 @@ def test_resume_is_bitwise(records, long, tmp_path):
     resumed. Finally it is resumed from the second newest checkpoint, on two ranks and on one."""
     rng = random.Random(7)
     out = tmp_path / "killed"
-    flags = [*SMALL, *records, "--steps", str(STEPS), "--save-every", "4", "--keep", "3"]
+    flags = [*SMALL, *records, f"--steps={STEPS}", "--save-every=4", "--keep=3"]
     n_killed = 0
     n_in_a_save = 0
     resumed_from = []
     for turn in itertools.count():
         resume = ["--resume"] if turn else []
-        process = start(out, *flags, "--workers", str(turn % 3), *resume)
+        process = start(out, *flags, f"--workers={turn % 3}", *resume)
         if turn < 6:
             kill_at_random(process, out, rng, in_a_save=turn % 2 == 1)
         _, text = process.communicate(timeout=300)
@@ -92,8 +92,8 @@ def test_sigterm_saves_and_ends_and_the_resumed_run_is_the_whole_one(records, lo
     one process."""
     alone = receiver in ("the process", "all processes")
     out = tmp_path / "out"
-    flags = [*SMALL, *records, "--steps", str(STEPS), "--save-every", "0"]
-    process = start(out, *flags, "--workers", "1", ranks=0 if alone else 2,
+    flags = [*SMALL, *records, f"--steps={STEPS}", "--save-every=0"]
+    process = start(out, *flags, "--workers=1", ranks=0 if alone else 2,
                               start_new_session=True)
     wait_for(process, lambda: n_lines(out) >= 5)
     if receiver == "all processes":

@@ -242,7 +242,7 @@ def test_the_next_step_is_ready_before_the_cpu_waits_and_its_error_loses_no_step
     decode = Decoder.__getitem__
     monkeypatch.setattr(Decoder, "__getitem__", lambda self, pack: (
         packs.append(pack) or decode(self, pack) if len(packs) < 4 else DataError("planted")))
-    flags = [*SMALL, "--micro-batch", "2", "--steps", "4", "--save-every", "1"]
+    flags = [*SMALL, "--micro-batch=2", "--steps=4", "--save-every=1"]
     assert run(tmp_path, *flags) == 2
     first, plan, batch, wait = "__next__", "__next__", "cut_for_rank", "all_reduce"
     assert events == [first, batch, plan, batch, wait, plan, wait]
@@ -317,7 +317,7 @@ if __name__ == "__main__":
 def test_a_traceback_ends_the_process_though_its_decoding_workers_ignore_sigterm(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(BROKEN)
-    child = start(tmp_path / "out", *SMALL, "--steps", "3", "--workers", "1", program=program)
+    child = start(tmp_path / "out", *SMALL, "--steps=3", "--workers=1", program=program)
     assert stderr_of(child, 1).endswith("ZeroDivisionError: a mistake in the code\n")
 
 

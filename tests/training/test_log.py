@@ -49,9 +49,8 @@ def test_the_page_of_questions_has_every_field_of_the_log(tmp_path):
         for line in lines.split(", "):
             stated[line] |= set(re.findall(r"`(\w+)`", names))
     data = write(tmp_path / "a.jsonl", {"annotations": [QA]})
-    assert run(tmp_path / "run", "--stage", "1", "--tiny", "--device", "cpu", "--init", "toy",
-               "--batch", "1", "--steps", "1", "--data", str(data),
-               "--eval", str(data)) == 0
+    assert run(tmp_path / "run", "--stage=1", "--tiny", "--device=cpu", "--init=toy",
+               "--batch=1", "--steps=1", f"--data={data}", f"--eval={data}") == 0
     head, step, scores = read_log(tmp_path / "run" / "log.jsonl")
     assert stated == {"run": set(head), "step": set(step), "scores": set(scores)}
 
@@ -61,7 +60,7 @@ def test_a_step_of_small_weights_learns_as_any_other(tmp_path):
     for weight in (1, 1e-9):
         path = write(tmp_path / f"{weight}.jsonl", {"id": "0", "weight": weight, "annotations": [
             {"type": "text", "weight": weight, "text": "as any other"}]})
-        assert run(tmp_path / str(weight), *SMALL, "--data", str(path), "--steps", "2") == 0
+        assert run(tmp_path / str(weight), *SMALL, f"--data={path}", "--steps=2") == 0
         found.append(logged(tmp_path / str(weight)))
     for step in (1, 2):
         for key in ("loss", "grad_norm"):
@@ -129,7 +128,7 @@ def test_the_command_that_continues_a_run_is_for_as_many_processes(
 
 def test_a_run_that_is_stopped_before_its_first_step_says_how_to_start_again(
         tmp_path, monkeypatch, capsys):
-    flags = [*SMALL, "--steps", "1", "--out", str(tmp_path)]
+    flags = [*SMALL, "--steps=1", f"--out={tmp_path}"]
     monkeypatch.setattr(sys, "orig_argv", ["python", "train.py", *flags, "--overwrite"])
     with monkeypatch.context() as patch:
         patch.setattr(train, "place", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
@@ -157,7 +156,7 @@ def test_what_one_rank_has_met_is_told_by_it_and_what_all_have_met_once(monkeypa
 
 
 def test_a_line_of_the_log_has_the_share_of_the_batch_that_tokens_and_crops_fill():
-    config = parse(["--stage", "1", "--tiny", "--batch", "4", "--data.max_tokens=100",
+    config = parse(["--stage=1", "--tiny", "--batch=4", "--data.max_tokens=100",
                     "--pack_crops=10"])[1]
     text = text_example(np.arange(30), 1)
     image = text_example(np.arange(50), 1)

@@ -22,8 +22,8 @@ from training.planner import BadRecords, PlanFile, StepPlanner, measure
 from training.setup import find_start
 from training.sources import fingerprint, open_sources
 
-FLAGS = ["--stage", "2", "--tiny", "--batch", "4", "--pool_size=9", "--data.max_tokens=700",
-         "--deterministic", "--device", "cpu", "--model.n_layer=1", "--steps", "3"]
+FLAGS = ["--stage=2", "--tiny", "--batch=4", "--pool_size=9", "--data.max_tokens=700",
+         "--deterministic", "--device=cpu", "--model.n_layer=1", "--steps=3"]
 
 
 class FakeFile(list):
@@ -95,7 +95,7 @@ def made(files, tmp_path_factory):
     """A plan file of 14 packs."""
     path = tmp_path_factory.mktemp("plan") / "plan.npz"
     for n in ("1", "14"):                                # the second plan replaces the first
-        plan_tool.main(["--packs", n, "--out", str(path), *FLAGS, *mixed(files)])
+        plan_tool.main(["--packs", n, f"--out={path}", *FLAGS, *mixed(files)])
     return path
 
 
@@ -118,8 +118,8 @@ def test_a_run_from_a_plan_is_the_run_without(files, tmp_path):
     make the plan."""
     assert run(tmp_path / "a", *FLAGS, *mixed(files)) == 0
     plan = tmp_path / "exact.npz"
-    plan_tool.main([*FLAGS, *mixed(files), "--workers", "3", "--out", str(plan)])
-    flags = [*FLAGS, *mixed(files), "--plan", str(plan), "--workers", "2"]
+    plan_tool.main([*FLAGS, *mixed(files), "--workers=3", f"--out={plan}"])
+    flags = [*FLAGS, *mixed(files), f"--plan={plan}", "--workers=2"]
     assert run(tmp_path / "b", *flags) == 0
     torch.use_deterministic_algorithms(False)
     assert_same_run(tmp_path / "b", tmp_path / "a")
@@ -127,10 +127,10 @@ def test_a_run_from_a_plan_is_the_run_without(files, tmp_path):
 
 
 @pytest.mark.parametrize(("flags", "message"), [
-    (["--seed", "1"], "seed was 0 and is 1"),
+    (["--seed=1"], "seed was 0 and is 1"),
     (["--model.vision.patch=9"], "data.vision"),
     (["--model.n_vocab=512"], "tokenizer"),
-    (["--steps", "5"], "14 packs"),
+    (["--steps=5"], "14 packs"),
 ])
 def test_a_plan_of_another_run_is_refused(files, made, flags, message):
     with pytest.raises(DataError, match=message):

@@ -38,7 +38,7 @@ pytestmark = pytest.mark.slow
 TINY = models.PRESETS["toy"]
 LIMIT_S = 5  # instead of ten minutes; enough for two processes to connect on a busy machine
 LATE_S = 7
-RUN = [*SMALL, "--eval_images=1", "--save-every", "0"]
+RUN = [*SMALL, "--eval_images=1", "--save-every=0"]
 
 
 # processes, --cp, --cp_exchange, --micro-batch, --shard
@@ -49,14 +49,14 @@ ROUNDED = ("loss", "grad_norm", "grad_norms", "nll_by_source")
 
 def test_a_run_logs_the_same_numbers_on_any_layout(tmp_path):
     """On the command line. Ids, counts and scores are equal; loss and norms agree to rounding."""
-    flags = ["--stage", "3", "--tiny", "--steps", "3", "--batch", "4",
-             "--deterministic", "--device", "cpu", "--eval_images=1", "--model.n_layer=1",
-             "--pool_size=8", "--eval-every", "2", "--json"]
+    flags = ["--stage=3", "--tiny", "--steps=3", "--batch=4",
+             "--deterministic", "--device=cpu", "--eval_images=1", "--model.n_layer=1",
+             "--pool_size=8", "--eval-every=2", "--json"]
     logs = []
     for world, cp, exchange, micro_batch, shard in LAYOUTS:
         out = tmp_path / f"{world}-{cp}-{micro_batch}"
-        layout = ["--cp", str(cp), "--cp_exchange", exchange, "--micro-batch", str(micro_batch),
-                  "--shard", str(shard)]
+        layout = [f"--cp={cp}", f"--cp_exchange={exchange}", f"--micro-batch={micro_batch}",
+                  f"--shard={shard}"]
         process = start(out, *flags, *layout, ranks=world if world > 1 else 0)
         stdout, stderr = outputs_of(process)
         assert "view tensor" not in stderr  # a warning of FSDP
@@ -136,21 +136,21 @@ def mixed_records(folder):
     for name in ("films", "records"):
         records += map(json.loads, (media / f"{name}.jsonl").read_text().splitlines())
     (folder / "mixed.jsonl").write_text("\n".join(map(json.dumps, records)))
-    return ["--data", str(folder / "mixed.jsonl"), "--media", str(folder / "media")]
+    return [f"--data={folder}/mixed.jsonl", f"--media={folder}/media"]
 
 
 def test_videos_several_images_and_a_bad_record_log_the_same_on_shared_rows(tmp_path):
     """Only one rank decodes the truncated image. Both ranks give its record no loss, and the
     log counts it once."""
-    flags = ["--stage", "3", "--tiny", *mixed_records(tmp_path), "--data.max_tokens=1024",
-             "--data.max_frames=8", "--steps", "6", "--batch", "2",
-             "--deterministic", "--device", "cpu", "--model.n_layer=1", "--pool_size=6",
-             "--max_skip=1", "--workers", "1"]
+    flags = ["--stage=3", "--tiny", *mixed_records(tmp_path), "--data.max_tokens=1024",
+             "--data.max_frames=8", "--steps=6", "--batch=2",
+             "--deterministic", "--device=cpu", "--model.n_layer=1", "--pool_size=6",
+             "--max_skip=1", "--workers=1"]
     logs = []
     for cp in (1, 2):
         out = tmp_path / str(cp)
         ranks = cp if cp > 1 else 0
-        stderr_of(start(out, *flags, "--cp", str(cp), ranks=ranks))
+        stderr_of(start(out, *flags, f"--cp={cp}", ranks=ranks))
         logs.append(read_log(out / "log.jsonl")[1:-1])
     alone, shared = logs
     assert any(step["unreadable"] for step in alone)
@@ -168,7 +168,7 @@ def test_videos_several_images_and_a_bad_record_log_the_same_on_shared_rows(tmp_
 def test_a_rank_that_is_killed_ends_the_others_and_is_named(tmp_path, victim):
     """All decoding workers end, too."""
     out = tmp_path / "out"
-    launcher = start(out, *RUN, "--steps", "100000", "--workers", "1", ranks=2)
+    launcher = start(out, *RUN, "--steps=100000", "--workers=1", ranks=2)
     wait_for(launcher, lambda: n_lines(out) >= 4)
     pids = pids_of_ranks(launcher)
     assert sorted(pids) == [0, 1]

@@ -87,7 +87,7 @@ def test_a_partial_line_is_cut_off_and_the_log_is_never_written_anew(whole, reci
 def test_another_layout_is_no_other_recipe(whole, recipe, tmp_path):
     """It trains on the same records. Only rounding and dropout change the loss."""
     out = back_to(whole, tmp_path / "out", 4)
-    flags = ["--micro-batch", "1", "--recompute=1", "--crop_bucket=4", "--keep=1"]
+    flags = ["--micro-batch=1", "--recompute=1", "--crop_bucket=4", "--keep=1"]
     assert run(out, *recipe, "--resume", *flags) == 0
     for step in (5, 6):
         ours = logged(out)[step]
@@ -102,7 +102,7 @@ OTHER_RECIPES = [
     (["--lr.llm=1", "--z_loss=1"], "lr.llm was 0.0022 and is 1.0; z_loss was 0.0001 and is 1.0"),
     (["--deterministic"], "deterministic was false and is true"),
     (["--model.n_hidden=96"], "the shape of its model differs"),
-    (["--plan", "plan.npz"], "needs --plan if the run started with it"),
+    (["--plan=plan.npz"], "needs --plan if the run started with it"),
 ]
 
 
@@ -123,7 +123,7 @@ def test_with_other_data_no_good_record_is_unreadable(tmp_path, capsys, encoded)
         write_texts(path, ["x" * (9 + k) + more for k in range(40)])
 
     write("")
-    flags = [*RECIPE, "--data", str(path), "--pool_size=30"]
+    flags = [*RECIPE, f"--data={path}", "--pool_size=30"]
     assert run(out, *flags) == 0
     shutil.rmtree(out / "step-6")
     write("y" * 20)
@@ -131,7 +131,7 @@ def test_with_other_data_no_good_record_is_unreadable(tmp_path, capsys, encoded)
     sentence(capsys, "does not have the same data", "or their contents", "--resume-anyway")
     encoded.clear()
     capsys.readouterr()
-    assert run(out, *flags, "--resume-anyway", "--steps", "7") == 0
+    assert run(out, *flags, "--resume-anyway", "--steps=7") == 0
     # 0.1 + 0.9 * (1 + cos(pi * 4 / n)) / 2 of 0.0022, for n = 6 and 7 steps
     jump = "after step 4 the learning rate jumps, .* llm from 0.000715 to 0.00099"
     assert re.search(jump, capsys.readouterr().err)
@@ -275,7 +275,7 @@ def test_a_directory_that_holds_a_run_needs_resume_or_overwrite(whole, recipe, t
     assert run(out, *recipe) == 2
     sentence(capsys, f"--out {out}: contains a run; --resume continues it, --overwrite deletes it")
     assert contents(tmp_path) == before
-    flags = [*recipe, "--steps", "1", "--save-every", "0", "--overwrite"]
+    flags = [*recipe, "--steps=1", "--save-every=0", "--overwrite"]
     assert run(tmp_path, *flags) == 2
     sentence(capsys, "is not a run directory (it has no config.json)")
     (tmp_path / "mine").mkdir()
@@ -302,12 +302,11 @@ def test_adapters_started_from_the_default_directory_leave_it_and_can_be_resumed
     """The base model is in the directory to which the run would write by default."""
     monkeypatch.chdir(tmp_path)
     base = Path("runs/stage1-tiny")
-    assert run(base, *SMALL, *records, "--steps", "2", "--save-every", "0") == 0
+    assert run(base, *SMALL, *records, "--steps=2", "--save-every=0") == 0
     capsys.readouterr()
     before = contents(base)
     shape = [word for word in SMALL if not word.startswith("--model.")]
-    flags = [*shape, *records, "--lora", "4", "--init", str(base), "--steps", "4",
-             "--save-every", "2"]
+    flags = [*shape, *records, "--lora=4", f"--init={base}", "--steps=4", "--save-every=2"]
     with pytest.raises(SystemExit) as end:
         train.main(flags)
     assert end.value.code == 2
@@ -315,14 +314,14 @@ def test_adapters_started_from_the_default_directory_leave_it_and_can_be_resumed
     assert contents(base) == before
     assert run("adapted", *flags) == 0
     shutil.rmtree("adapted/step-4")
-    resumed = [word for word in flags if word not in ("--init", str(base))]
+    resumed = [word for word in flags if word != f"--init={base}"]
     assert run("adapted", *resumed, "--resume") == 0
     assert checkpoint.find_newest(Path("adapted")).state["init"] == str(base)
     shutil.rmtree("adapted/step-4")
     # the same command works as well
     assert run("adapted", *flags, "--resume") == 0
     capsys.readouterr()
-    assert run("adapted", *resumed, "--init", "other", "--resume") == 2
+    assert run("adapted", *resumed, "--init=other", "--resume") == 2
     sentence(capsys, f"--init other: the run in adapted started from {base}; omit --init")
 
 
@@ -376,12 +375,12 @@ def terminate_in_an_image(*_):
     ("in an image of an evaluation", 6), ("in the last step", 6), ("in the last step", 0)])
 def test_sigterm_beside_the_steps_ends_the_run_where_nothing_is_lost(
         whole, records, recipe, tmp_path, monkeypatch, when, save_every):
-    flags = [*recipe, "--save-every", str(save_every)]
+    flags = [*recipe, f"--save-every={save_every}"]
     write = RunLog.write
     in_evaluation = "evaluation" in when
     if in_evaluation:
         monkeypatch.setattr(report, "scores", terminate_in_an_image)
-        flags += ["--eval", records[1], "--eval-every", "4"]
+        flags += [f"--eval={records[1]}", "--eval-every=4"]
     else:
         monkeypatch.setattr(RunLog, "write", lambda log, line: (
             write(log, line), line["step"] == 6 and "loss" in line and terminate()))
@@ -419,7 +418,7 @@ def test_the_checkpoint_with_the_lowest_held_out_loss_stays_and_ends_the_run_whe
         return {"nll": {"all": loss}, "other": {"nll": {"all": 1 - loss}}}
 
     out = tmp_path / "out"
-    flags = [*recipe, "--eval", records[1], "--eval-every", "2", "--keep", "1"]
+    flags = [*recipe, f"--eval={records[1]}", "--eval-every=2", "--keep=1"]
     monkeypatch.setattr(report, "scores", scores)
     monkeypatch.setattr("sys.orig_argv", ["python", "train.py", "--out", "x"])
     assert run(out, *flags) == 143
@@ -428,10 +427,10 @@ def test_the_checkpoint_with_the_lowest_held_out_loss_stays_and_ends_the_run_whe
     printed = capsys.readouterr().out
     assert f"lowest at step 2 ({out}/step-2)" in printed
     assert "train.py --out x --finish-at 2\n" in printed
-    assert run(out, *flags, "--finish-at", "4") == 2
+    assert run(out, *flags, "--finish-at=4") == 2
     assert "no complete checkpoint of this step; it has checkpoints of the steps [6, 2]" in (
         capsys.readouterr().err)
-    assert run(out, *flags, "--finish-at", "2") == 0
+    assert run(out, *flags, "--finish-at=2") == 0
     printed = capsys.readouterr()
     assert "lowest at step" not in printed.out
     assert "jumps" not in printed.err
@@ -453,8 +452,8 @@ def test_a_save_keeps_itself_where_a_later_checkpoint_was_damaged(tmp_path):
 def test_an_evaluation_that_was_abandoned_does_not_decide_which_checkpoint_stays(recipe, tmp_path):
     """The log has a lower loss at step 6, but the checkpoint of step 6 was deleted."""
     out = tmp_path / "out"
-    flags = [*recipe, "--keep", "1", "--save-every", "2"]
-    assert run(out, *flags, "--keep", "3") == 0
+    flags = [*recipe, "--keep=1", "--save-every=2"]
+    assert run(out, *flags, "--keep=3") == 0
     shutil.rmtree(out / "step-6")
     with open(out / "log.jsonl", "a", encoding="utf-8") as log:
         for step, loss in ((2, 1.0), (4, 1.5), (6, 0.9)):

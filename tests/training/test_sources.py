@@ -17,7 +17,7 @@ from training.sources import fingerprint, list_changes, media_of, open_sources
 
 FOLDER = Path(__file__).parents[1] / "conformance"
 CONFORMANCE = json.loads((FOLDER / "sampling_rates.json").read_text())
-TINY = ["--stage", "1", "--tiny"]
+TINY = ["--stage=1", "--tiny"]
 
 
 @pytest.mark.parametrize("case", CONFORMANCE["cases"], ids=lambda case: case["input"]["name"])
@@ -197,13 +197,13 @@ def test_a_fingerprint_changes_with_what_the_packs_depend_on_and_with_nothing_el
     tokenizer = ByteTokenizer(["word"])
 
     def of(*words, tokenizer=tokenizer):
-        args, config = parse([*TINY, "--data", str(path), *words])
+        args, config = parse([*TINY, f"--data={path}", *words])
         sources, rates, _ = open_sources(args, config)
         return fingerprint(sources, rates, tokenizer, config)
 
     first = of()
     assert first == json.loads(json.dumps(first))
-    assert first == of("--lr.llm=1e-4", "--batch", "2", "--steps", "7")
+    assert first == of("--lr.llm=1e-4", "--batch=2", "--steps=7")
     fields = {name: name for name in ("seed", "pool_size", "pack_crops", "data.max_points")}
     for name, field in {**fields, "data.vision": "model.vision.patch"}.items():
         changed = of(f"--{field}=7")
