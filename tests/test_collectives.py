@@ -10,9 +10,10 @@ import torch.distributed as dist
 
 import attention
 import parallel
-from tests.ranks import run_ranks
+from tests.ranks import run_group
 from tests.test_parallel import CONFIG, forward_backward, new_model, packs_of, shard_of_rank
 
+pytestmark = pytest.mark.slow
 COLLECTIVES = ("all_gather_single", "reduce_scatter_single", "all_reduce", "all_to_all_single")
 CASES = [  # ranks per shard group (0: all), frozen embedding, activation checkpointing
     (0, True, False),
@@ -21,10 +22,8 @@ CASES = [  # ranks per shard group (0: all), frozen embedding, activation checkp
 ]
 
 
-def worker(rank, folder):
-    """Saves {(case, micro-batches): {collective: number of calls}} in the folder."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=4)
+def worker(rank, world):
+    """-> {(case, micro-batches): {collective: number of calls}}"""
     mesh = parallel.make_mesh(2)
     cp_group = mesh.cp.get_group()
     assert cp_group is not dist.group.WORLD
@@ -56,18 +55,14 @@ def worker(rank, folder):
             found[case, n] = dict(called)
             assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
             model.zero_grad()
-    if rank == 0:
-        torch.save(found, f"{folder}/found.pt")
-    dist.destroy_process_group()
+    return found
 
 
-@pytest.mark.slow
 def test_a_step_exchanges_what_it_must_and_nothing_twice(tmp_path):
     """A unit of weights is gathered once in forward and once in backward, the root unit (head, last
     norm) once per step, and a frozen embedding never in backward. Gradients are summed over copies
     once per step."""
-    run_ranks(worker, (str(tmp_path),), 4)
-    found = torch.load(tmp_path / "found.pt", weights_only=False)
+    found = run_group(worker, tmp_path, 4)
     layers = CONFIG.n_layer
     inner = CONFIG.vision.n_layer + 1 + layers  # ViT blocks, rest of vision, decoder
     for (shard, frozen, checkpointing), n in found:
@@ -84,20 +79,17 @@ def test_a_step_exchanges_what_it_must_and_nothing_twice(tmp_path):
         assert found[(shard, frozen, checkpointing), n] == expected, (shard, frozen, n)
 
 
-def alone_in_a_row(rank, folder):
-    dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=2)
+def alone_in_a_row(rank, world):
     mesh = parallel.make_mesh(2)
     model = parallel.parallelize(new_model(), mesh)
     (group,) = [cell.cell_contents for cell in model.route.__closure__]
     assert dist.get_world_size(group) == 2
     assert group is not dist.group.WORLD
     assert mesh.cp.get_group() is dist.group.WORLD  # the group of FSDP
-    dist.destroy_process_group()
 
 
-@pytest.mark.slow
 def test_ulysses_has_a_communicator_of_its_own_where_all_ranks_share_a_row(tmp_path):
-    run_ranks(alone_in_a_row, (str(tmp_path),), 2)
+    run_group(alone_in_a_row, tmp_path, 2)
 
 
 H, G, D, T = 8, 4, 16, 256
@@ -108,10 +100,8 @@ EXCHANGED = {  # {cp_heads: how many numbers one of four ranks sends per layer}
 }
 
 
-def count_sent(rank, folder):
-    """Saves {cp_heads: how many numbers are sent in forward and backward} in the folder."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=4)
+def count_sent(rank, world):
+    """-> {cp_heads: how many numbers are sent in forward and backward}"""
     sent = Counter()
 
     def counted(name, plain, part):
@@ -135,13 +125,9 @@ def count_sent(rank, folder):
         sent.clear()
         model.attend(q, k, v, mask).sum().backward()
         found[cp_heads] = sent["all"]
-    if rank == 0:
-        torch.save(found, f"{folder}/sent.pt")
-    dist.destroy_process_group()
+    return found
 
 
-@pytest.mark.slow
 def test_what_attention_sends_is_what_the_page_says(tmp_path):
     """Heads, gather, and both, as in docs/cluster.md. Backward sends as much as forward."""
-    run_ranks(count_sent, (str(tmp_path),), 4)
-    assert torch.load(tmp_path / "sent.pt") == EXCHANGED
+    assert run_group(count_sent, tmp_path, 4) == EXCHANGED

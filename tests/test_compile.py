@@ -66,8 +66,8 @@ def test_fifty_different_packs_of_videos_and_images_are_compiled_once():
     """Forward and backward with activation checkpointing. After the second pack, compiling is an
     error. The losses equal the losses of blocks that are not compiled."""
     plain, config, packs = opened(
-        "--stage", "2", "--tiny", "--batch", "1", "--data.max_tokens=512", "--pack_crops=16",
-        "--crop_bucket=2", "--steps", "50")
+        "--stage=2", "--tiny", "--batch=1", "--data.max_tokens=512", "--pack_crops=16",
+        "--crop_bucket=2", "--steps=50")
     compiled = copy.deepcopy(plain)
     compiled.compile_blocks()
     plain.recompute, compiled.recompute = 1, 0.75

@@ -12,8 +12,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import attention
 import data
@@ -22,7 +20,7 @@ import packing
 import parallel
 from records import visual
 from records.visual import MediaInfo
-from tests.ranks import run_ranks
+from tests.ranks import first_of_two_ranks, run_group
 from tests.test_attention import put_visual_tokens_first
 from text.tokenizer import ByteTokenizer
 from text.visual_tokens import images_tokens, video_tokens
@@ -164,11 +162,10 @@ def reference(kind, *heads):
     return loss, {name: p.grad.clone() for name, p in model.named_parameters()}
 
 
-def worker(rank, world, cp, accumulation, kinds, folder, shard, dtype, compiled, cp_heads, heads):
-    """Saves {kind: (loss, gradients)} in the folder. With `compiled`, compiling is an error from
-    the third pack on."""
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", f"file://{folder}/rendezvous", rank=rank, world_size=world)
+def worker(rank, world, cp, accumulation, kinds, shard=0, dtype=torch.float32, compiled=False,
+           cp_heads=0, heads=()):
+    """-> {kind: (loss, gradients)}. With `compiled`, compiling is an error from the third pack on.
+    """
     mesh = parallel.make_mesh(cp, cp_heads=cp_heads)
     cp_rank = mesh.cp.get_local_rank()
     dp = world // cp
@@ -198,18 +195,7 @@ def worker(rank, world, cp, accumulation, kinds, folder, shard, dtype, compiled,
         gradients = {name: p.grad.full_tensor() for name, p in model.named_parameters()
                      if p.grad is not None}
         found[kind] = all_reduce_sums({"loss": loss})["loss"], gradients
-    if rank == 0:
-        torch.save(found, f"{folder}/found.pt")
-    dist.destroy_process_group()
-
-
-def run_workers(folder, world, cp, accumulation, kinds, shard=0, dtype=torch.float32,
-                compiled=False, cp_heads=0, heads=()):
-    """-> {kind: (loss, gradients)} from `world` processes."""
-    arguments = (world, cp, accumulation, kinds, str(folder), shard, dtype, compiled, cp_heads,
-                 heads)
-    run_ranks(worker, arguments, world)
-    return torch.load(folder / "found.pt")
+    return found
 
 
 def assert_as_one_process(found, kind, *heads):
@@ -229,46 +215,37 @@ def assert_as_one_process(found, kind, *heads):
     return worst
 
 
-# world, context-parallel degree, accumulation
-LAYOUTS = [(1, 1, 1), (2, 1, 1), (2, 2, 1), (4, 2, 1), (4, 4, 1), (2, 1, 2), (8, 8, 1)]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("world", "cp", "accumulation"), LAYOUTS)
-def test_any_layout_gives_loss_and_gradients_of_one_process(tmp_path, world, cp, accumulation):
-    """The largest difference of every part of the model is printed."""
-    kinds = [kind for kind in KINDS if kind not in PATTERNS]
-    found = run_workers(tmp_path, world, cp, accumulation, kinds)
-    worst = {}
-    for kind in kinds:
-        for part, off in assert_as_one_process(found, kind).items():
-            worst[part] = max(worst.get(part, (0, "")), (off, kind))
-    print(world, cp, accumulation, {part: f"{off:.1e}" for part, (off, _) in worst.items()})
-
-
-GATHERED = [  # world, context-parallel degree, cp_heads, query heads, kv heads
-    (2, 2, 1, 8, 2),
-    (4, 2, 1, 8, 2),
-    (4, 4, 1, 6, 3),
-    (4, 4, 2, 8, 2),
+# world, context-parallel degree, accumulation, cp_heads, query heads and kv heads. With cp_heads 1,
+# keys and values are gathered, because four ranks cannot exchange three kv heads. With cp_heads 2,
+# four ranks gather them and exchange heads.
+LAYOUTS = [
+    (1, 1, 1, 0, 8, 2), (2, 1, 1, 0, 8, 2), (2, 2, 1, 0, 8, 2), (4, 2, 1, 0, 8, 2),
+    (4, 4, 1, 0, 8, 2), (2, 1, 2, 0, 8, 2), (8, 8, 1, 0, 8, 2), (2, 2, 1, 1, 8, 2),
+    (4, 2, 1, 1, 8, 2), (4, 4, 1, 1, 6, 3), (4, 4, 1, 2, 8, 2),
 ]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world", "cp", "cp_heads", "n_head", "n_kv_head"), GATHERED)
-def test_gathered_keys_and_values_give_the_same(tmp_path, world, cp, cp_heads, n_head, n_kv_head):
-    """Four ranks cannot exchange three kv heads. The last case gathers and exchanges heads."""
+@pytest.mark.parametrize(
+    ("world", "cp", "accumulation", "cp_heads", "n_head", "n_kv_head"), LAYOUTS)
+def test_any_layout_gives_loss_and_gradients_of_one_process(
+        tmp_path, world, cp, accumulation, cp_heads, n_head, n_kv_head):
+    """The largest difference of every part of the model is printed."""
     kinds = [kind for kind in KINDS if kind not in PATTERNS]
     heads = n_head, n_kv_head
-    found = run_workers(tmp_path, world, cp, 1, kinds, cp_heads=cp_heads, heads=heads)
+    found = run_group(worker, tmp_path, world, cp, accumulation, kinds, cp_heads=cp_heads,
+                      heads=heads)
+    worst = {}
     for kind in kinds:
-        assert_as_one_process(found, kind, *heads)
+        for part, off in assert_as_one_process(found, kind, *heads).items():
+            worst[part] = max(worst.get(part, 0), off)
+    print(world, cp, accumulation, cp_heads, {part: f"{off:.1e}" for part, off in worst.items()})
 
 
 @pytest.mark.slow
 def test_weights_sharded_within_groups_of_two_give_the_same(tmp_path):
     """Hybrid sharding: each pair of the four ranks has a complete copy of the weights."""
-    assert_as_one_process(run_workers(tmp_path, 4, 2, 2, ["mixed"], shard=2), "mixed")
+    assert_as_one_process(run_group(worker, tmp_path, 4, 2, 2, ["mixed"], shard=2), "mixed")
 
 
 @pytest.mark.slow
@@ -276,7 +253,7 @@ def test_compiled_blocks_with_shared_rows_equal_one_process_and_are_compiled_onc
     """cp is 2, with activation checkpointing. There are 24 packs of three kinds. Compiling is an
     error from the third pack on."""
     kinds = ["mixed", "video", "text only"]
-    found = run_workers(tmp_path, 2, 2, PACKS, kinds, compiled=True)
+    found = run_group(worker, tmp_path, 2, 2, PACKS, kinds, compiled=True)
     for kind in kinds:
         assert_as_one_process(found, kind)
 
@@ -285,7 +262,7 @@ def test_compiled_blocks_with_shared_rows_equal_one_process_and_are_compiled_onc
 def test_blocks_gathered_in_bfloat16_are_one_process_under_autocast(tmp_path):
     """Only the rounding of norms and biases differs. The loss agrees within 1e-3. The error of each
     gradient against float32 is less than twice the error of one process."""
-    found = run_workers(tmp_path, 2, 2, 1, ["mixed"], dtype=torch.bfloat16)
+    found = run_group(worker, tmp_path, 2, 2, 1, ["mixed"], dtype=torch.bfloat16)
     loss, gradients = found["mixed"]
     exact_loss, exact = reference("mixed")
     model = new_model()
@@ -313,7 +290,7 @@ def test_blocks_gathered_in_bfloat16_are_one_process_under_autocast(tmp_path):
 @pytest.mark.parametrize("cp", [1, 2])
 def test_whichever_of_four_ranks_have_images_none_waits_for_another(tmp_path, cp):
     """All 16 patterns give the loss and the gradients of one process."""
-    found = run_workers(tmp_path, 4, cp, 1, list(PATTERNS))
+    found = run_group(worker, tmp_path, 4, cp, 1, list(PATTERNS))
     for kind in PATTERNS:
         assert_as_one_process(found, kind)
 
@@ -484,8 +461,7 @@ def test_weights_of_decoder_blocks_are_sent_in_bfloat16_and_others_in_float32():
             sent[output_tensor.dtype] += output_tensor.numel()
             super().__call__(output_tensor, **others)
 
-    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-    try:
+    with first_of_two_ranks():
         model = new_model()
         in_blocks = sum(p.numel() for p in model.blocks.parameters())
         others = sum(p.numel() for p in model.parameters()) - in_blocks
@@ -495,8 +471,6 @@ def test_weights_of_decoder_blocks_are_sent_in_bfloat16_and_others_in_float32():
                 unit.set_custom_all_gather(Count())
         with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
             model(packing.collate(packs_of("mixed")[:1], T, VISION))
-    finally:
-        dist.destroy_process_group()
     assert sent == {torch.bfloat16: in_blocks, torch.float32: others}
 
 

@@ -1,11 +1,11 @@
 """A training step equals a step that uses torch's own functions, and a run writes its files."""
 
-import dataclasses
 import json
 import os
 import re
 import shutil
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,13 +14,13 @@ import torch
 import torch.distributed as dist
 from PIL import Image
 from torch.nn.functional import cross_entropy
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import model as models
 import packing
 import train
 from evaluation import report
 from records.mixture import Mixture
+from tests.ranks import first_of_two_ranks
 from text.tokenizer import ByteTokenizer, load_tokenizer
 from toy import world
 from training.config import parse
@@ -34,11 +34,11 @@ from weights import files
 
 ROOT = Path(__file__).parents[1]
 MEDIA = ROOT / "tests" / "media"
-WITHOUT_SHAPE = ["--stage", "1", "--tiny", "--batch", "4", "--steps", "3", "--eval_images=0",
-                 "--deterministic", "--device", "cpu"]
+WITHOUT_SHAPE = ["--stage=1", "--tiny", "--batch=4", "--steps=3", "--eval_images=0",
+                 "--deterministic", "--device=cpu"]
 SMALL = [*WITHOUT_SHAPE, "--model.n_layer=1", "--model.n_embd=32", "--model.n_hidden=64",
          "--model.vision.n_embd=32", "--model.vision.n_hidden=64", "--vit="]
-PHOTOS = ["--data", str(MEDIA / "records.jsonl"), "--media", str(MEDIA)]
+PHOTOS = [f"--data={MEDIA}/records.jsonl", f"--media={MEDIA}"]
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +66,7 @@ def log_of(out):
 
 def run(out, *flags):
     """Runs train.main in this process -> the lines of its log."""
-    train.main([*SMALL, *flags, "--out", str(out)])
+    train.main([*SMALL, *flags, f"--out={out}"])
     torch.use_deterministic_algorithms(False)
     return log_of(out)
 
@@ -89,6 +89,13 @@ def opened(*flags):
     loader = Loader(mixture, start.tokenizer, config, planner)
     rows = ([row for rows in micro_batches for row in rows] for _, micro_batches in loader)
     return model, config, rows
+
+
+def started(out, *flags):
+    """-> the Run, the model and the steps of a run with these flags, before its first step."""
+    args, config = parse([*SMALL, *flags, f"--out={out}"])
+    run, model = train.start_run(args, config, world.mixture(0))
+    return run, model, Ahead(train.steps_with_batches(run, train.batch_of))
 
 
 @pytest.fixture(scope="module")
@@ -129,7 +136,7 @@ def test_the_loss_is_a_weighted_mean_over_the_whole_step(tmp_path):
         weighted = nll_of(model, batch)[0] * batch.weights.flatten()
     expected = float(weighted.sum() / weight)
     assert len({round(float(w), 4) for w in batch.weights.unique()}) >= 3
-    (step,) = steps_of(run(tmp_path / "a", "--micro-batch", "1", "--steps", "1", *flags))
+    (step,) = steps_of(run(tmp_path / "a", "--micro-batch=1", "--steps=1", *flags))
     assert step["loss"] == pytest.approx(expected, rel=1e-5)
     assert step["weight"] == pytest.approx(weight, rel=1e-6)
     # ids of toy examples start with their source, whose mean is logged, too
@@ -172,7 +179,7 @@ def test_three_steps_equal_three_written_by_hand(tmp_path):
     groups = [{"params": parameters, "name": part}
               for part, parameters in model.parameter_groups().items()]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), eps=0.01, weight_decay=0)
-    lines = steps_of(run(tmp_path / "a", *flags, "--micro-batch", "2"))
+    lines = steps_of(run(tmp_path / "a", *flags, "--micro-batch=2"))
     assert len(lines) == 3
     for line, rows in zip(lines, rows_of_steps, strict=True):
         batch = packing.collate(rows, config.data.max_tokens, config.model.vision)
@@ -213,25 +220,20 @@ def test_a_step_has_one_sum_over_all_ranks_and_only_its_plan_is_an_object(tmp_pa
         plain = getattr(dist, name)
         monkeypatch.setattr(dist, name, lambda *args, name=name, plain=plain, **options: (
             called.update([name]) or plain(*args, **options)))
-    args, config = parse([*SMALL, "--micro-batch", "2", "--out", str(tmp_path)])
-    run, model = train.start_run(args, config, world.mixture(0))
-    steps = Ahead(train.steps_with_batches(run, train.batch_of))
+    run, model, steps = started(tmp_path, "--micro-batch=2")
     groups, optimizer = train.build_optimizer(run, model)
-    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
-    try:
+    with first_of_two_ranks():
         group = dist.group.WORLD
-        run.loader.ranks = dataclasses.replace(run.ranks, of_all=group, of_row=group)
+        run.loader.ranks = replace(run.ranks, of_all=group, of_row=group)
         for step in (1, 2):
             called.clear()
             train.step_once(run, model, groups, optimizer, train.forward_backward, step, steps,
                             train.Stop())
-    finally:
-        dist.destroy_process_group()
-    assert called == {"all_reduce": 1 + config.batch, "broadcast_object_list": 1}
+    assert called == {"all_reduce": 1 + run.config.batch, "broadcast_object_list": 1}
 
 
 def test_a_short_run_warms_up_over_a_tenth_of_it_and_ends_at_its_final_rate():
-    _, config = parse(["--stage", "1", "--tiny", "--steps", "100", "--final_lr=0.3", "--lr.llm=1",
+    _, config = parse(["--stage=1", "--tiny", "--steps=100", "--final_lr=0.3", "--lr.llm=1",
                        "--warmup.llm=60", "--lr.vit=0.5", "--warmup.vit=4", "--train=vit,llm"])
     found = []
     for step in (2, 5, 10, 100):
@@ -261,11 +263,8 @@ def test_the_seconds_of_a_step_are_without_checkpoint_picture_and_evaluation(tmp
     save = taking(1000, lambda run, model, optimizer, step, position: saved.append(step))
     monkeypatch.setattr(train.checkpoint, "save", save)
     report = SimpleNamespace(look=taking(10), evaluate_step=taking(100))
-    args, config = parse([*SMALL, "--micro-batch", "2", "--save-every", "0",
-                          "--out", str(tmp_path)])
-    run, model = train.start_run(args, config, world.mixture(0))
+    run, model, steps = started(tmp_path, "--micro-batch=2", "--save-every=0")
     log = SimpleNamespace(write=lines.append)
-    steps = Ahead(train.steps_with_batches(run, train.batch_of))
     train.train(run, model, *train.build_optimizer(run, model), train.forward_backward, steps, log,
                 report, eval_every=1)
     assert [line["seconds"] for line in lines] == [2, 2, 2]          # two micro-batches, 1 s each
@@ -276,17 +275,14 @@ def test_dropout_has_random_numbers_of_its_own_in_every_step_and_on_every_rank(
         tmp_path, monkeypatch):
     """Compares a random number that is drawn at the start of each step."""
     drawn = []
-    start_run = train.start_run
     forward_backward = train.forward_backward
     monkeypatch.setattr(train, "forward_backward", lambda *args: (
         drawn.append(torch.rand(1).item()), forward_backward(*args))[1])
     report = SimpleNamespace(look=lambda *_: {})
-    args, config = parse([*SMALL, "--steps", "2", "--save-every", "0", "--out", str(tmp_path)])
+    log = SimpleNamespace(write=lambda line: None)
     for rank in (0, 1):
-        run, model = start_run(args, config, world.mixture(0))
-        run = dataclasses.replace(run, ranks=dataclasses.replace(run.ranks, rank=rank))
-        log = SimpleNamespace(write=lambda line: None)
-        steps = Ahead(train.steps_with_batches(run, train.batch_of))
+        run, model, steps = started(tmp_path, "--steps=2", "--save-every=0")
+        run = replace(run, ranks=replace(run.ranks, rank=rank))
         train.train(run, model, *train.build_optimizer(run, model), train.forward_backward, steps,
                     log, report)
     assert len({*drawn}) == len(drawn) == 4
@@ -299,7 +295,7 @@ def test_dropout_has_random_numbers_of_its_own_in_every_step_and_on_every_rank(
      ("vision.vit", "embedding", "blocks", "norm")),
 ])
 def test_only_the_named_parts_learn(tmp_path, flag, learn, stay):
-    run(tmp_path / "a", flag, "--steps", "1", "--warmup.llm=0", "--warmup.connector=0")
+    run(tmp_path / "a", flag, "--steps=1", "--warmup.llm=0", "--warmup.connector=0")
     before = dict(opened(*SMALL)[0].named_parameters())
     after = dict(files.load(tmp_path / "a").named_parameters())
     changed = [name for name in before if not torch.equal(before[name], after[name])]
@@ -312,12 +308,12 @@ def test_a_new_model_starts_with_the_vit_of_a_folder_which_is_then_frozen(tmp_pa
     torch.manual_seed(1)
     other = models.Molmo2(models.PRESETS["toy"]).init_weights()
     files.save(other, tmp_path / "other")
-    flags = [*WITHOUT_SHAPE, "--model.n_layer=1", "--steps", "1", "--batch", "1"]
+    flags = [*WITHOUT_SHAPE, "--model.n_layer=1", "--steps=1", "--batch=1"]
     random = opened(*flags, "--vit=")[0]
     starts = {"": files.load("toy"), f"--vit={tmp_path / 'other'}": other, "--vit=": random}
     for k, (flag, wanted) in enumerate(starts.items()):
         out = tmp_path / str(k)
-        train.main([*flags, *flag.split(), "--out", str(out)])
+        train.main([*flags, *flag.split(), f"--out={out}"])
         after = files.load(out)
         for name, p in wanted.vision.vit.named_parameters():
             assert torch.equal(after.get_parameter(f"vision.vit.{name}"), p), (flag, name)
@@ -363,15 +359,15 @@ def test_a_run_takes_shape_and_tokenizer_of_the_one_it_starts_from(tmp_path):
     old = tmp_path / "old"
     new = tmp_path / "new"
     toy = models.PRESETS["toy"]
-    vision = dataclasses.replace(toy.vision, grid=6, patch=16)
-    shape = dataclasses.replace(toy, n_layer=1, vision=vision)
+    vision = replace(toy.vision, grid=6, patch=16)
+    shape = replace(toy, n_layer=1, vision=vision)
     torch.manual_seed(1)
     before = models.Molmo2(shape).init_weights()
     files.save(before, old)
     ByteTokenizer(world.WORDS[:-1]).save(old)
     (old / "data.json").write_text("{}")
-    train.main([*WITHOUT_SHAPE, "--steps", "1", "--eval_images=1", "--init", str(old),
-                "--out", str(new), "--lr.vit=0", "--warmup.vit=0"])
+    train.main([*WITHOUT_SHAPE, "--steps=1", "--eval_images=1", f"--init={old}",
+                f"--out={new}", "--lr.vit=0", "--warmup.vit=0"])
     after = files.load(new)
     assert after.config == shape
     assert load_tokenizer(new / "model", 384).words == world.WORDS[:-1]
@@ -387,7 +383,7 @@ def test_curves_are_drawn_at_every_evaluation_and_at_the_end(plain, tmp_path, mo
     drawn = []
     monkeypatch.setattr(report, "draw_curves", lambda out: drawn.append(len(log_of(out))))
     monkeypatch.setattr(report, "scores", lambda *_: {"qa_accuracy": 0.5})
-    run(tmp_path / "a", "--init", str(plain[0]), "--eval-every", "1", "--keep", "1")
+    run(tmp_path / "a", f"--init={plain[0]}", "--eval-every=1", "--keep=1")
     assert drawn == [3, 5, 7]                # lines of the log: the head, a step, its scores, ..
 
 
@@ -396,7 +392,7 @@ def test_a_run_says_what_it_is_about_to_do_and_how_it_has_ended(plain, tmp_path,
     monkeypatch.chdir(tmp_path)
     out = Path("runs/stage1-tiny")
     monkeypatch.setattr(report, "PICTURE_SHARES", (1,))
-    train.main([*SMALL, "--eval_images=1", "--steps", "1", "--init", str(plain[0])])
+    train.main([*SMALL, "--eval_images=1", "--steps=1", f"--init={plain[0]}"])
     assert steps_of(log_of(out))[0]["loss"] < steps_of(plain[1])[0]["loss"] - 0.1
     stdout, stderr = capsys.readouterr()
     stage, parameters, steps, size, _ = [line for line in stderr.splitlines()

@@ -15,6 +15,7 @@ from data import DataConfig
 from records.visual import MediaInfo, image_crops, pool_windows
 from text.tokenizer import ByteTokenizer
 from text.visual_tokens import image_tokens, images_tokens, video_tokens
+from vision import RELEASED, VisionConfig
 
 HERE = Path(__file__).parent / "conformance"
 TILING, POOLING, PIXELS, VIDEO, TIMES = (
@@ -22,7 +23,7 @@ TILING, POOLING, PIXELS, VIDEO, TIMES = (
     for name in ("image_tiling", "token_pooling", "image_pixels", "video_tokens", "frame_sampling")
 )
 TOKENIZER = ByteTokenizer(n_vocab=151936)  # so that special ids are as in Qwen
-SMALL = vision.VisionConfig(n_layer=2, n_embd=8, n_head=2, n_hidden=12, feature_layers=(1, 0),
+SMALL = VisionConfig(n_layer=2, n_embd=8, n_head=2, n_hidden=12, feature_layers=(1, 0),
                             grid=6, patch=2, overlap_margin=1)
 
 
@@ -35,7 +36,7 @@ def sizes(case):
 
 
 def image_ids(h, w, max_crops):
-    return image_tokens(w, h, TOKENIZER, max_crops, vision.RELEASED)
+    return image_tokens(w, h, TOKENIZER, max_crops, RELEASED)
 
 
 def sha256(array, dtype):
@@ -52,7 +53,7 @@ def test_tiling_equals_the_official_code(case):
     low, high, n_crops = vision.pooled_grids(*sizes(case))
     assert vision.tiling(*sizes(case)) == (e["rows"], e["cols"])
     assert high == tuple(e["pooled_grid"])
-    assert n_crops == e["n_images_total"] == 1 + e["n_high_res_crops"]
+    assert n_crops == e["n_images_total"]
     assert low[0] * low[1] + high[0] * high[1] == e["pool_rows"]
     assert len(image_ids(*sizes(case))) == e["n_tokens"]
 
@@ -65,11 +66,6 @@ def test_pooling_windows_and_tokens_equal_the_official_code(case):
     assert list(patches.shape) == e["images_shape"]
     assert list(pool_src.shape) == e["pool_shape"]
     assert pool_src[:3].tolist() == e["first_rows"]
-    assert pool_src[-3:].tolist() == e["last_rows"]
-    assert pool_src[13].tolist() == e["row13"]
-    assert pool_src[[182, 195, 196, 197]].tolist() == e["rows_182_195_196_197"]
-    assert (pool_src == -1).sum() == e["n_minus_one"]
-    assert pool_src.sum(0).tolist() == e["sum_rows"]
     assert sha256(pool_src, "<i4") == e["sha256_int32_le"]
     assert runs_of(image_ids(h, w, max_crops)) == e["tokens_rle"]
 
@@ -89,10 +85,10 @@ def test_several_images_equal_the_official_code(case):
     e, tokenizer = case["expected"], Letters(n_vocab=151936)
     kept = case["input"][: e["n_images_kept"]]
     info = MediaInfo([(w, h) for h, w in kept])
-    ids, visual = images_tokens(info.sizes, tokenizer, 8, vision.RELEASED)
+    ids, visual = images_tokens(info.sizes, tokenizer, 8, RELEASED)
     images = [np.zeros((h, w, 3), np.uint8) for h, w in kept]
-    patches = image_crops(images, 8, vision.RELEASED)
-    pool_src = pool_windows(info, 8, vision.RELEASED)
+    patches = image_crops(images, 8, RELEASED)
+    pool_src = pool_windows(info, 8, RELEASED)
     assert len(ids) == len(visual) == sum(e["n_tokens"])
     assert len(patches) == sum(e["n_images"])
     done, seen, pooled = 0, 0, 0
@@ -102,7 +98,7 @@ def test_several_images_equal_the_official_code(case):
         assert visual[done : done + len(part)] == [token >= 151936 for token in part]
         # the windows of an image refer to its own crops, and are the same as for the image alone
         _, alone = vision.crops(np.zeros((*case["input"][k], 3), np.uint8), 8)
-        expected = np.where(alone < 0, -1, alone + seen * vision.RELEASED.n_patch)
+        expected = np.where(alone < 0, -1, alone + seen * RELEASED.n_patch)
         assert (pool_src[pooled : pooled + len(alone)] == expected).all()
         done, seen, pooled = done + len(part), seen + e["n_images"][k], pooled + len(alone)
     assert pooled == len(pool_src) == ids.count(tokenizer.special["im_patch"])
@@ -128,10 +124,10 @@ def test_largest_image_has_the_official_shapes(largest_of, n):
             pools.append(low[0] * low[1] + high[0] * high[1])
             crops.append(n_crops)
     largest = max(tokens, key=tokens.get)
-    ids, _ = images_tokens([largest] * n, Letters(n_vocab=151936), 8, vision.RELEASED)
+    ids, _ = images_tokens([largest] * n, Letters(n_vocab=151936), 8, RELEASED)
     assert [len(ids)] == e["tokens"]
     assert [n * max(pools), 4] == e["token_pooling"]
-    assert [n * max(crops), vision.RELEASED.n_patch, vision.RELEASED.n_pixel] == e["images"]
+    assert [n * max(crops), RELEASED.n_patch, RELEASED.n_pixel] == e["images"]
 
 
 def synthetic(h, w):
@@ -160,7 +156,6 @@ def test_pixels_equal_the_official_bytes(case, threads):
     assert patches[-1, -1, -12:].tolist() == e["last_crop_last_patch_last12"]
     assert patches.sum(dtype=np.int64) == pytest.approx(e["sum"], rel=1e-5)
     if torch.backends.cpu.get_cpu_capability().startswith("AVX"):    # other CPUs round differently
-        assert patches.sum(dtype=np.int64) == e["sum"]
         assert sha256(patches, np.uint8) == e["sha256"]
 
 
@@ -169,7 +164,7 @@ def test_pixels_equal_the_official_bytes(case, threads):
 def test_normalised_pixels_equal_the_official_floats(case):
     e = case["expected"]
     patches, _ = vision.crops(synthetic(case["input"]["height"], case["input"]["width"]))
-    vit = vision.ViT(vision.VisionConfig(1, 4, 1, 4, feature_layers=(0,)))
+    vit = vision.ViT(VisionConfig(1, 4, 1, 4, feature_layers=(0,)))
     seen = []                        # inputs of the first layer
     vit.patch.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     with torch.no_grad():
@@ -187,11 +182,11 @@ def test_the_tokens_of_a_video_equal_the_official_ones(case):
         subtitles = [(start, end, words) for (start, end), words in subtitles]
     config = DataConfig(frame_markers=given["per_frame_special_token"])
     ids, visual = video_tokens(
-        given["timestamps"], subtitles, Letters(n_vocab=151936), config, vision.RELEASED)
+        given["timestamps"], subtitles, Letters(n_vocab=151936), config, RELEASED)
     names = {i: f"<{name}>" for name, i in TOKENIZER.special.items()}
     spelt = "".join(names.get(i) or chr(i) for i in ids)
     spelt = spelt.replace("<im_patch>" * 81, "{81*<im_patch>}")
-    assert spelt == e["tokens_text"] and len(ids) == e["n_tokens"]
+    assert spelt == e["tokens_text"]
     assert visual == [i in names for i in ids]
 
 
@@ -200,13 +195,9 @@ def test_frames_pool_as_in_the_official_code(case):
     e, n = case["expected"], len(case["input"]["timestamps"])
     patches, window = vision.frame(synthetic(90, 160)), vision.frame_windows()
     assert patches.shape == (1, 729, 588)
-    assert window.shape == (81, 9)
-    assert (window >= 0).all()
-    pool_src = np.concatenate([window + i * vision.RELEASED.n_patch for i in range(n)])
+    pool_src = np.concatenate([window + i * RELEASED.n_patch for i in range(n)])
     assert list(pool_src.shape) == e["pool_shape"]
     assert pool_src[:2].tolist() == e["pool_first_rows"]
-    assert pool_src[9].tolist() == e["pool_row_9"]
-    assert pool_src[-1].tolist() == e["pool_last_row"]
     assert sha256(pool_src, "<i4") == e["sha256_int32_le"]
 
 
@@ -223,7 +214,7 @@ def test_frames_are_taken_when_the_official_code_takes_them(case):
         times = vision.track_times(given["duration"], given["max_frames"], rates)
     else:
         times = vision.frame_times(given["duration"], given["max_frames"], fps)
-    assert times == e["timestamps"] and len(times) == e["n_frames"]
+    assert times == e["timestamps"]
     assert [f"{t:.1f}" for t in times] == e["timestamp_text"]
 
 

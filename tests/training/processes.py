@@ -13,21 +13,26 @@ ROOT = Path(__file__).parents[2]
 
 
 def start(out, *flags, ranks=0, program="train.py", cwd=ROOT, env=None, **options):
-    """Starts train.py, or torchrun if ranks > 0. Without `out` the default directory is used."""
-    launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
+    """Starts a program of this repository or of a test, with torchrun if ranks > 0. Without `out`
+    it has no flag --out."""
+    launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     words = [sys.executable, *(launcher if ranks else []), str(ROOT / program), *flags]
     if out is not None:
-        words += ["--out", str(out)]
+        words.append(f"--out={out}")
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT), **(env or {})}
     return subprocess.Popen(words, cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                             text=True, env=env, **options)
 
 
+def outputs_of(process, status=0):
+    """Waits for the end of a process, asserts its exit status -> its stdout and stderr."""
+    stdout, stderr = process.communicate(timeout=300)
+    assert process.returncode == status, stderr
+    return stdout, stderr
+
+
 def stderr_of(process, status=0):
-    """Waits for the end of a process, asserts its exit status -> its stderr."""
-    _, text = process.communicate(timeout=300)
-    assert process.returncode == status, text
-    return text
+    return outputs_of(process, status)[1]
 
 
 def runs_until(process, happened):

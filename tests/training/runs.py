@@ -8,18 +8,18 @@ import train
 from training import checkpoint
 
 SMALL = [
-    "--stage", "1", "--tiny", "--device", "cpu", "--batch", "2", "--vit=", "--pool_size=4",
+    "--stage=1", "--tiny", "--device=cpu", "--batch=2", "--vit=", "--pool_size=4",
     "--model.n_layer=1", "--model.n_embd=32", "--model.n_hidden=64", "--model.vision.n_embd=32",
     "--model.vision.n_hidden=64", "--model.vision.n_layer=1", "--model.vision.feature_layers=0",
     "--data.max_tokens=256", "--train=vit,connector,llm", "--eval_images=0",
 ]
-RECIPE = [*SMALL, "--steps", "6", "--save-every", "2", "--keep", "0", "--response_dropout=0.2"]
+RECIPE = [*SMALL, "--steps=6", "--save-every=2", "--keep=0", "--response_dropout=0.2"]
 
 
 def run(out, *flags):
     """Calls train.main in this process -> its exit status; 0 means success."""
     try:
-        train.main([*flags, "--out", str(out)])
+        train.main([*flags, f"--out={out}"])
     except SystemExit as end:
         return end.code
     return 0

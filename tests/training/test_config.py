@@ -23,7 +23,7 @@ from training.config import (
 )
 from weights.files import config_from_dict
 
-TINY = ["--stage", "1", "--tiny"]
+TINY = ["--stage=1", "--tiny"]
 
 
 def config_of(*words):
@@ -31,7 +31,7 @@ def config_of(*words):
 
 
 def test_stages_are_those_of_table_12_in_version_4_of_the_paper():
-    one, two, three = (parse(["--stage", stage])[1] for stage in "123")
+    one, two, three = (parse([f"--stage={stage}"])[1] for stage in "123")
     stages = (one, two, three)
     assert [(c.response_dropout, c.residual_dropout) for c in stages] == [
         (0.1, 0.0), (0.0, 0.1), (0.0, 0.1)]
@@ -57,7 +57,7 @@ def test_stages_are_those_of_table_12_in_version_4_of_the_paper():
 
 def test_tiny_learns_faster_in_small_rows_from_stage_to_stage():
     """RESULTS.md was measured with these numbers."""
-    stages = [parse(["--stage", stage, "--tiny"])[1] for stage in "123"]
+    stages = [parse([f"--stage={stage}", "--tiny"])[1] for stage in "123"]
     assert [(c.steps, c.batch, c.data.max_tokens, c.pack_crops) for c in stages] == [
         (2200, 3, 512, 16), (2800, 2, 1024, 32), (1200, 1, 2048, 64)]
     assert [c.lr for c in stages] == [
@@ -70,13 +70,13 @@ def test_tiny_learns_faster_in_small_rows_from_stage_to_stage():
 
 
 def test_tiny_changes_sizes_and_prompts_of_a_stage_and_not_what_it_is():
-    tiny = parse(["--stage", "2", "--tiny"])[1]
+    tiny = parse(["--stage=2", "--tiny"])[1]
     data = tiny.data
     assert (data.sqrt_length, data.point_weight, data.prefix_all) == (True, 0.2, True)
     assert tiny.preset == "toy"
     assert tiny.model == models.PRESETS["toy"]
     assert not tiny.freeze_embedding
-    assert parse(["--stage", "2", "--tiny", "--preset", "8b"])[1].model == models.PRESETS["8b"]
+    assert parse(["--stage=2", "--tiny", "--preset=8b"])[1].model == models.PRESETS["8b"]
 
 
 def test_a_flag_can_be_spelled_in_each_way_and_the_last_one_counts():
@@ -116,20 +116,20 @@ def test_every_field_is_a_flag_of_its_type():
 def test_a_stage_of_ones_own_needs_settings_for_the_toy_and_has_the_records_of_stage_3(
         tmp_path, monkeypatch, capsys):
     monkeypatch.setitem(STAGES, 4, STAGES[3])
-    assert parse(["--stage", "4"])[1].stage == 4
+    assert parse(["--stage=4"])[1].stage == 4
     with pytest.raises(UserError, match=r"stages/tiny\.py has no settings for stage 4"):
-        config_of("--stage", "4")
+        config_of("--stage=4")
     monkeypatch.setitem(tiny.STAGES, 4, tiny.STAGES[3])
     found = []
     for stage in ("3", "4"):
-        assert run(tmp_path / stage, *SMALL, "--stage", stage, "--data.max_tokens=2048", "--batch",
-                   "1", "--steps", "1", "--save-every", "0", "--json") == 0
+        assert run(tmp_path / stage, *SMALL, f"--stage={stage}", "--data.max_tokens=2048",
+                   "--batch=1", "--steps=1", "--save-every=0", "--json") == 0
         found.append(json.loads(capsys.readouterr().out.splitlines()[-1])["loss"])
     assert found[0] == found[1]
 
 
 def test_deterministic_runs_have_no_dropout_and_a_micro_batch_is_at_most_a_batch():
-    config = config_of("--deterministic", "--response_dropout=0.5", "--steps", "3", "--batch", "2")
+    config = config_of("--deterministic", "--response_dropout=0.5", "--steps=3", "--batch=2")
     assert config.response_dropout == config.residual_dropout == 0
     assert config.micro_batch == 2
 
@@ -172,10 +172,10 @@ def test_help_does_not_depend_on_how_a_comment_or_a_field_is_broken_into_lines()
 
 def test_an_image_of_high_resolution_fits_a_pack():
     def high_res_crops(*words):
-        return parse([*words, "--data", "x.jsonl"])[1].data.high_res_crops
+        return parse([*words, "--data=x.jsonl"])[1].data.high_res_crops
 
-    assert high_res_crops("--stage", "2") == 24
-    assert high_res_crops("--stage", "2", "--pack_crops", "16") == 15    # plus the global view
+    assert high_res_crops("--stage=2") == 24
+    assert high_res_crops("--stage=2", "--pack_crops=16") == 15    # plus the global view
 
 
 def test_every_number_has_a_range():
@@ -188,7 +188,7 @@ def test_every_number_has_a_range():
 
 
 def test_a_config_is_read_from_the_json_of_a_run():
-    config = config_of("--lr.vit=1e-4", "--model.n_layer=2", "--train", "llm")
+    config = config_of("--lr.vit=1e-4", "--model.n_layer=2", "--train=llm")
     found = config_from_dict(json.loads(json.dumps(dataclasses.asdict(config))), Config())
     assert found == config
 

@@ -8,7 +8,14 @@ import time
 
 import pytest
 
-from tests.training import processes
+from tests.training.processes import (
+    n_lines,
+    pids_of_ranks,
+    runs_until,
+    start,
+    stderr_of,
+    wait_for,
+)
 from tests.training.runs import SMALL, assert_same_run, back_to, logged
 from training import checkpoint
 
@@ -19,18 +26,18 @@ STEPS = 60
 def long(tmp_path_factory, records):
     """-> a longer uninterrupted run on the command line."""
     out = tmp_path_factory.mktemp("runs") / "long"
-    flags = [*SMALL, *records, "--steps", str(STEPS), "--save-every", "4"]
-    processes.stderr_of(processes.start(out, *flags))
+    flags = [*SMALL, *records, f"--steps={STEPS}", "--save-every=4"]
+    stderr_of(start(out, *flags))
     assert sorted(logged(out)) == [*range(1, STEPS + 1)]
     return out
 
 
 def kill_at_random(process, out, rng, in_a_save):
     """Kills a run after 6 to 11 more steps; with in_a_save, while it then writes a checkpoint."""
-    wanted = processes.n_lines(out) + rng.randint(6, 11)
-    if processes.runs_until(process, lambda: processes.n_lines(out) >= wanted):
+    wanted = n_lines(out) + rng.randint(6, 11)
+    if runs_until(process, lambda: n_lines(out) >= wanted):
         if in_a_save:
-            processes.runs_until(process, lambda: list(out.glob("*.part")))
+            runs_until(process, lambda: list(out.glob("*.part")))
         time.sleep(rng.random() * (0.05 if in_a_save else 0.3))
     process.kill()
 
@@ -41,13 +48,13 @@ def test_resume_is_bitwise(records, long, tmp_path):
     resumed. Finally it is resumed from the second newest checkpoint, on two ranks and on one."""
     rng = random.Random(7)
     out = tmp_path / "killed"
-    flags = [*SMALL, *records, "--steps", str(STEPS), "--save-every", "4", "--keep", "3"]
+    flags = [*SMALL, *records, f"--steps={STEPS}", "--save-every=4", "--keep=3"]
     n_killed = 0
     n_in_a_save = 0
     resumed_from = []
     for turn in itertools.count():
         resume = ["--resume"] if turn else []
-        process = processes.start(out, *flags, "--workers", str(turn % 3), *resume)
+        process = start(out, *flags, f"--workers={turn % 3}", *resume)
         if turn < 6:
             kill_at_random(process, out, rng, in_a_save=turn % 2 == 1)
         _, text = process.communicate(timeout=300)
@@ -66,7 +73,7 @@ def test_resume_is_bitwise(records, long, tmp_path):
     assert newest == STEPS
     for ranks in (2, 0):
         again = back_to(out, tmp_path / str(ranks), second)
-        processes.stderr_of(processes.start(again, *flags, "--resume", ranks=ranks))
+        stderr_of(start(again, *flags, "--resume", ranks=ranks))
         ours = logged(again)
         theirs = logged(long)
         assert sorted(ours) == sorted(theirs)
@@ -85,16 +92,16 @@ def test_sigterm_saves_and_ends_and_the_resumed_run_is_the_whole_one(records, lo
     one process."""
     alone = receiver in ("the process", "all processes")
     out = tmp_path / "out"
-    flags = [*SMALL, *records, "--steps", str(STEPS), "--save-every", "0"]
-    process = processes.start(out, *flags, "--workers", "1", ranks=0 if alone else 2,
+    flags = [*SMALL, *records, f"--steps={STEPS}", "--save-every=0"]
+    process = start(out, *flags, "--workers=1", ranks=0 if alone else 2,
                               start_new_session=True)
-    processes.wait_for(process, lambda: processes.n_lines(out) >= 5)
+    wait_for(process, lambda: n_lines(out) >= 5)
     if receiver == "all processes":
         os.killpg(process.pid, signal.SIGTERM)
     else:
-        one = processes.pids_of_ranks(process)[1] if receiver == "one rank" else process.pid
+        one = pids_of_ranks(process)[1] if receiver == "one rank" else process.pid
         os.kill(one, signal.SIGTERM)
-    text = processes.stderr_of(process, 143 if alone else 1)  # torchrun has its own status
+    text = stderr_of(process, 143 if alone else 1)  # torchrun has its own status
     assert receiver != "one rank" or "exitcode  : 143" in text, text
     (step,) = checkpoint.list_steps(out)
     (sentence,) = [line for line in text.splitlines() if "train.py: SIGTERM" in line]
@@ -102,7 +109,7 @@ def test_sigterm_saves_and_ends_and_the_resumed_run_is_the_whole_one(records, lo
     assert sorted(logged(out)) == [*range(1, step + 1)]
     assert step < STEPS
     assert not list(out.glob("*.part"))
-    processes.stderr_of(processes.start(out, *flags, "--resume"))
+    stderr_of(start(out, *flags, "--resume"))
     if alone:
         assert_same_run(out, long)
     for n, line in logged(long).items():

@@ -4,9 +4,6 @@ lost."""
 import itertools
 import json
 import multiprocessing
-import os
-import subprocess
-import sys
 from collections import Counter, deque
 from dataclasses import replace
 from pathlib import Path
@@ -21,22 +18,24 @@ import model
 import packing
 import parallel
 from records.errors import DataError, RankDataError
-from tests.training import stream
+from tests.records.samples import CAPTION, image, write
+from tests.training.processes import outputs_of, start, stderr_of
 from tests.training.runs import SMALL, logged, run
+from tests.training.stream import (
+    CONFIG,
+    TOKENIZER,
+    examples_of,
+    loader_of,
+    planner_of,
+    taken,
+    write_texts,
+)
 from training.checkpoint import list_steps
 from training.config import parse
 from training.loader import Decoder, placeholder, share_packs
 from training.log import StepStats, count_rows
 from training.planner import CHUNK, StepPlanner, measure_in_order
 from training.ranks import Ranks
-
-ROOT = Path(__file__).parents[2]
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node"]
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    return stream.write_files(tmp_path_factory.mktemp("data"))
 
 
 class Sizes:
@@ -61,7 +60,7 @@ def test_examples_are_measured_in_order_until_one_cannot_be_read(n_processes):
 
 def test_an_error_of_a_record_ends_what_a_process_has_measured(files, monkeypatch):
     """What was measured before the error is kept."""
-    planner = stream.planner_of(files)
+    planner = planner_of(files)
     measurer = planner.measurer
     expected = measurer[range(4)]
     (source, *_) = planner.mixture[3]
@@ -112,14 +111,12 @@ if __name__ == "__main__":
 @pytest.mark.slow
 def test_data_order_is_the_same_on_1_2_and_4_ranks(files, tmp_path):
     """With and without workers and accumulation. Every row is on exactly one rank."""
-    (tmp_path / "program.py").write_text(PROGRAM.replace("{files!r}", repr(files)))
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.replace("{files!r}", repr(files)))
     runs = []
     for ranks in (1, 2, 4):
-        done = subprocess.run([*TORCHRUN, str(ranks), str(tmp_path / "program.py")], cwd=ROOT,
-                              capture_output=True, text=True,
-                              env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)})
-        assert done.returncode == 0, done.stderr
-        runs += list(zip(*json.loads(done.stdout.splitlines()[-1]), strict=True))
+        stdout, _ = outputs_of(start(None, ranks=ranks, program=program))
+        runs += list(zip(*json.loads(stdout.splitlines()[-1]), strict=True))
     assert len(runs) == 6
     reference = runs[0][0]
     for of_ranks in runs:
@@ -137,13 +134,13 @@ def test_data_order_is_the_same_on_1_2_and_4_ranks(files, tmp_path):
 
 def test_a_run_that_continues_after_its_last_step_has_no_steps(files):
     """For example, it was killed during its final evaluation. No worker process is started."""
-    loader = stream.loader_of(files, replace(stream.CONFIG, workers=2), start=stream.CONFIG.steps)
+    loader = loader_of(files, replace(CONFIG, workers=2), start=CONFIG.steps)
     assert list(loader) == []
     assert not multiprocessing.active_children()
 
 
 def test_processes_that_measure_and_decode_end_with_the_last_step(files):
-    loader = stream.loader_of(files, replace(stream.CONFIG, workers=2, steps=3))
+    loader = loader_of(files, replace(CONFIG, workers=2, steps=3))
     n_processes = []
     for _, micro_batches in loader:
         list(micro_batches)
@@ -155,16 +152,16 @@ def test_processes_that_measure_and_decode_end_with_the_last_step(files):
 def test_every_token_is_trained_on_or_reported(files):
     """Planned tokens equal the tokens of all examples, also of unreadable ones. Tokens of skipped
     branches are counted."""
-    config = replace(stream.CONFIG, data=replace(stream.CONFIG.data, max_tokens=330))
-    loader = stream.loader_of(files, config)
+    config = replace(CONFIG, data=replace(CONFIG.data, max_tokens=330))
+    loader = loader_of(files, config)
     total = Counter()
-    for plan, rows in stream.taken(loader, 6):
+    for plan, rows in taken(loader, 6):
         counts = count_rows(rows)
         items = [item for pack in plan.packs for item in pack]
         assert counts["tokens"] == sum(item.tokens for item in items)
         assert counts["crops"] == sum(item.crops for item in items)
         total.update(counts)
-        for x in stream.examples_of(rows):
+        for x in examples_of(rows):
             total["unreadable"] += bool(x.unreadable)
             total["whole"] += 0 if x.unreadable else len(x.tokens) + x.dropped_tokens
     assert total["unreadable_tokens"] > 0
@@ -174,32 +171,30 @@ def test_every_token_is_trained_on_or_reported(files):
 
 
 def test_an_image_that_changes_between_plan_and_step_costs_itself_only(files):
-    config = replace(stream.CONFIG, data=replace(stream.CONFIG.data, max_crops=4))
-    planner = stream.planner_of(files, config)
+    config = replace(CONFIG, data=replace(CONFIG.data, max_crops=4))
+    planner = planner_of(files, config)
     plan = next(planner)
     name = next(name for name in plan.ids if name.startswith("a.jsonl"))
-    loader = stream.loader_of(files, config, planner=itertools.chain([plan], planner))
-    image = Path(files[0]).parent / f"{int(name.split(':')[1]) - 1}.png"
-    before = image.read_bytes()
+    loader = loader_of(files, config, planner=itertools.chain([plan], planner))
+    path = Path(files[0]).parent / f"{int(name.split(':')[1]) - 1}.png"
+    before = path.read_bytes()
     try:
-        Image.new("RGB", (300, 300)).save(image)
-        rows = stream.taken(loader, 1)[0][1]
+        Image.new("RGB", (300, 300)).save(path)
+        rows = taken(loader, 1)[0][1]
     finally:
-        image.write_bytes(before)
-    changed = [e for e in stream.examples_of(rows) if e.id == name]
+        path.write_bytes(before)
+    changed = [e for e in examples_of(rows) if e.id == name]
     assert changed
     assert all("planned" in e.unreadable and not e.weights.any() for e in changed)
 
 
 @pytest.mark.slow
 def test_a_file_of_records_that_changes_ends_the_run_in_one_sentence(files, tmp_path):
-    path = tmp_path / "r.jsonl"
-    line = json.dumps({"annotations": [{"type": "text", "text": "abc"}]})
-    path.write_text("\n".join([line] * 30))
-    loader = stream.loader_of([path], replace(stream.CONFIG, workers=1), rates=[1])
+    path = write_texts(tmp_path / "r.jsonl", ["abc"] * 30)
+    loader = loader_of([path], replace(CONFIG, workers=1), rates=[1])
     steps = iter(loader)
     deque(next(steps)[1], maxlen=0)
-    path.write_text("\n".join([line] * 31))
+    write_texts(path, ["abc"] * 31)
     with pytest.raises(RankDataError) as error:
         deque((deque(micro, maxlen=0) for _, micro in steps), maxlen=0)
     assert "changed" in str(error.value)
@@ -212,7 +207,7 @@ def test_a_batch_of_unreadable_images_alone_is_trained_through():
     config = parse(SMALL)[1]
     m = model.Molmo2(config.model).init_weights()
     branches = [data.Branch([([5] * 9, True)])]
-    text = data.layout([stream.TOKENIZER.bos], [False], branches, config.data)
+    text = data.layout([TOKENIZER.bos], [False], branches, config.data)
     unreadable = placeholder("a", 30, 2, config.model.vision, "damaged image: x")
     for row in ([unreadable], [unreadable, text]):
         batch = packing.collate([row], 64, config.model.vision)
@@ -227,12 +222,11 @@ def test_a_batch_of_unreadable_images_alone_is_trained_through():
 def test_a_hundred_undecodable_records_in_a_row_stop_the_run(tmp_path):
     Image.effect_noise((60, 40), 90).convert("RGB").save(tmp_path / "a.png")
     (tmp_path / "a.png").write_bytes((tmp_path / "a.png").read_bytes()[:3000])
-    line = {"image": "a.png", "annotations": [{"type": "caption", "text": "x"}]}
-    (tmp_path / "r.jsonl").write_text("\n".join([json.dumps(line)] * 20))
-    loader = stream.loader_of([tmp_path / "r.jsonl"], replace(stream.CONFIG, steps=20), rates=[1])
+    path = write(tmp_path / "r.jsonl", *[image(CAPTION)] * 20)
+    loader = loader_of([path], replace(CONFIG, steps=20), rates=[1])
     words = r"the last 100 of them in a row\. The last one is .*damaged image: "
     with pytest.raises(RankDataError, match=words):
-        stream.taken(loader, 20)
+        taken(loader, 20)
 
 
 def test_the_next_step_is_ready_before_the_cpu_waits_and_its_error_loses_no_step(
@@ -248,7 +242,7 @@ def test_the_next_step_is_ready_before_the_cpu_waits_and_its_error_loses_no_step
     decode = Decoder.__getitem__
     monkeypatch.setattr(Decoder, "__getitem__", lambda self, pack: (
         packs.append(pack) or decode(self, pack) if len(packs) < 4 else DataError("planted")))
-    flags = [*SMALL, "--micro-batch", "2", "--steps", "4", "--save-every", "1"]
+    flags = [*SMALL, "--micro-batch=2", "--steps=4", "--save-every=1"]
     assert run(tmp_path, *flags) == 2
     first, plan, batch, wait = "__next__", "__next__", "cut_for_rank", "all_reduce"
     assert events == [first, batch, plan, batch, wait, plan, wait]
@@ -261,7 +255,7 @@ def test_an_error_of_a_rank_ends_the_ranks_that_share_its_row(files, monkeypatch
     monkeypatch.setattr(Ranks, "any_in_row", lambda self, flag: True)
     monkeypatch.setattr(Ranks, "gather_in_row", lambda self, value: [value, DataError("planted")])
     with pytest.raises(RankDataError, match="planted"):
-        stream.taken(stream.loader_of(files), 1)
+        taken(loader_of(files), 1)
 
 
 @pytest.mark.parametrize(("micro_batch", "most"), [(1, 1.05), (2, 1.03)])
@@ -282,8 +276,8 @@ def test_ranks_of_a_node_get_packs_of_equal_work_at_the_same_time(micro_batch, m
 def test_every_rank_gets_equally_many_packs_if_a_node_holds_part_of_a_row(files, world, cp, shard):
     """With 5 ranks in a node and --cp 2, two ranks of a node share one row with another node."""
     dp = world // cp
-    config = replace(stream.CONFIG, shard=shard, cp=cp)
-    loader = stream.loader_of(files, config, Ranks(world=world, dp=dp, cp=cp))
+    config = replace(CONFIG, shard=shard, cp=cp)
+    loader = loader_of(files, config, Ranks(world=world, dp=dp, cp=cp))
     packs = [[packing.Item(k, 100 + k, 1, 0)] for k in range(4 * dp)]
     shares = share_packs(packs, dp, loader.together, 2)
     assert sorted(itertools.chain(*shares)) == [*range(4 * dp)]
@@ -292,7 +286,7 @@ def test_every_rank_gets_equally_many_packs_if_a_node_holds_part_of_a_row(files,
 
 def test_after_an_error_the_other_rows_of_its_micro_batch_are_taken(files, monkeypatch):
     """The DataLoader may need a plan for them, which all ranks exchange."""
-    config = replace(stream.CONFIG, batch=4, micro_batch=4)
+    config = replace(CONFIG, batch=4, micro_batch=4)
     n_decoded = []
     decode = Decoder.__getitem__
 
@@ -302,7 +296,7 @@ def test_after_an_error_the_other_rows_of_its_micro_batch_are_taken(files, monke
 
     monkeypatch.setattr(Decoder, "__getitem__", fail_once)
     with pytest.raises(RankDataError, match="planted"):
-        stream.taken(stream.loader_of(files, config), 1)
+        taken(loader_of(files, config), 1)
     assert len(n_decoded) == 4
 
 
@@ -323,12 +317,8 @@ if __name__ == "__main__":
 def test_a_traceback_ends_the_process_though_its_decoding_workers_ignore_sigterm(tmp_path):
     program = tmp_path / "program.py"
     program.write_text(BROKEN)
-    flags = [*SMALL, "--steps", "3", "--workers", "1", "--out", tmp_path / "out"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    child = subprocess.run([sys.executable, program, *flags], env=environment,
-                           capture_output=True, text=True, timeout=300)
-    assert child.returncode == 1
-    assert child.stderr.endswith("ZeroDivisionError: a mistake in the code\n")
+    child = start(tmp_path / "out", *SMALL, "--steps=3", "--workers=1", program=program)
+    assert stderr_of(child, 1).endswith("ZeroDivisionError: a mistake in the code\n")
 
 
 PROGRAM_OF_A_USER = """
@@ -346,8 +336,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 def test_processes_of_others_are_not_ended(tmp_path):
-    (tmp_path / "program.py").write_text(PROGRAM_OF_A_USER)
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([sys.executable, tmp_path / "program.py"], env=environment,
-                          capture_output=True, text=True, timeout=300)
-    assert done.stdout == "done\n", done.stderr
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM_OF_A_USER)
+    stdout, _ = outputs_of(start(None, program=program))
+    assert stdout == "done\n"

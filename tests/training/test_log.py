@@ -16,6 +16,7 @@ import train
 from records.errors import DataError, RankDataError, RankError, RunError, Terminated, UserError
 from records.mixture import Mixture
 from records.reader import Records
+from tests.records.samples import GOOD, QA, write
 from tests.test_layout import ROOT
 from tests.training.runs import SMALL, logged, run, sentence
 from training import checkpoint, log
@@ -34,8 +35,8 @@ def test_of_a_step_that_is_logged_twice_the_later_line_counts_and_lines_of_other
 
 
 def test_fields_of_older_runs_have_the_names_of_today(tmp_path):
-    path = tmp_path / "log.jsonl"
-    path.write_text(json.dumps({"masked_tokens": 1, "pairs": 2, "dropped": {}, "step": 3}))
+    older = {"masked_tokens": 1, "pairs": 2, "dropped": {}, "step": 3}
+    path = write(tmp_path / "log.jsonl", older)
     assert read_log(path) == [
         {"unreadable_tokens": 1, "attention_pairs": 2, "skipped": {}, "step": 3}]
 
@@ -47,12 +48,9 @@ def test_the_page_of_questions_has_every_field_of_the_log(tmp_path):
     for names, lines in re.findall(r"^\| (`.*?`) \| ([a-z, ]+) \|", table, re.MULTILINE):
         for line in lines.split(", "):
             stated[line] |= set(re.findall(r"`(\w+)`", names))
-    question = {"type": "qa", "question": "How many?", "answer": "Two."}
-    data = tmp_path / "a.jsonl"
-    data.write_text(json.dumps({"annotations": [question]}) + "\n")
-    assert run(tmp_path / "run", "--stage", "1", "--tiny", "--device", "cpu", "--init", "toy",
-               "--batch", "1", "--steps", "1", "--data", str(data),
-               "--eval", str(data)) == 0
+    data = write(tmp_path / "a.jsonl", {"annotations": [QA]})
+    assert run(tmp_path / "run", "--stage=1", "--tiny", "--device=cpu", "--init=toy",
+               "--batch=1", "--steps=1", f"--data={data}", f"--eval={data}") == 0
     head, step, scores = read_log(tmp_path / "run" / "log.jsonl")
     assert stated == {"run": set(head), "step": set(step), "scores": set(scores)}
 
@@ -60,10 +58,9 @@ def test_the_page_of_questions_has_every_field_of_the_log(tmp_path):
 def test_a_step_of_small_weights_learns_as_any_other(tmp_path):
     found = []
     for weight in (1, 1e-9):
-        path = tmp_path / f"{weight}.jsonl"
-        path.write_text(json.dumps({"id": "0", "weight": weight, "annotations": [
-            {"type": "text", "weight": weight, "text": "as any other"}]}))
-        assert run(tmp_path / str(weight), *SMALL, "--data", str(path), "--steps", "2") == 0
+        path = write(tmp_path / f"{weight}.jsonl", {"id": "0", "weight": weight, "annotations": [
+            {"type": "text", "weight": weight, "text": "as any other"}]})
+        assert run(tmp_path / str(weight), *SMALL, f"--data={path}", "--steps=2") == 0
         found.append(logged(tmp_path / str(weight)))
     for step in (1, 2):
         for key in ("loss", "grad_norm"):
@@ -131,7 +128,7 @@ def test_the_command_that_continues_a_run_is_for_as_many_processes(
 
 def test_a_run_that_is_stopped_before_its_first_step_says_how_to_start_again(
         tmp_path, monkeypatch, capsys):
-    flags = [*SMALL, "--steps", "1", "--out", str(tmp_path)]
+    flags = [*SMALL, "--steps=1", f"--out={tmp_path}"]
     monkeypatch.setattr(sys, "orig_argv", ["python", "train.py", *flags, "--overwrite"])
     with monkeypatch.context() as patch:
         patch.setattr(train, "place", lambda *_: os.kill(os.getpid(), signal.SIGTERM))
@@ -159,7 +156,7 @@ def test_what_one_rank_has_met_is_told_by_it_and_what_all_have_met_once(monkeypa
 
 
 def test_a_line_of_the_log_has_the_share_of_the_batch_that_tokens_and_crops_fill():
-    config = parse(["--stage", "1", "--tiny", "--batch", "4", "--data.max_tokens=100",
+    config = parse(["--stage=1", "--tiny", "--batch=4", "--data.max_tokens=100",
                     "--pack_crops=10"])[1]
     text = text_example(np.arange(30), 1)
     image = text_example(np.arange(50), 1)
@@ -178,8 +175,7 @@ def test_a_line_of_the_log_has_the_share_of_the_batch_that_tokens_and_crops_fill
 def test_a_run_says_how_many_epochs_of_each_file_it_takes(tmp_path):
     sources = []
     for name, n in (("a.jsonl", 10), ("b.jsonl", 50)):
-        (tmp_path / name).write_text('{"annotations": [{"type": "text", "text": "x"}]}\n' * n)
-        sources.append(Records(tmp_path / name))
+        sources.append(Records(write(tmp_path / name, *[GOOD] * n)))
     config = SimpleNamespace(steps=20, batch=3)
     loader = SimpleNamespace(mixture=Mixture(sources, [1, 3], 0), examples_per_step=10)
     run = SimpleNamespace(config=config, loader=loader, out=tmp_path, resume_from=Checkpoint())
@@ -188,7 +184,7 @@ def test_a_run_says_how_many_epochs_of_each_file_it_takes(tmp_path):
     assert log.describe_length(run) == sentence
     # after --resume it says the same, although the next step has another number of examples
     steps = [{"step": step, "loss": 1, "lr": {}, "examples": n} for step, n in ((1, 10), (2, 7))]
-    (tmp_path / "log.jsonl").write_text("\n".join(map(json.dumps, steps)))
+    write(tmp_path / "log.jsonl", *steps)
     loader.examples_per_step = 7
     run.resume_from = Checkpoint(step=2)
     assert log.describe_length(run) == sentence

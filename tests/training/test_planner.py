@@ -2,9 +2,6 @@
 also from a plan file."""
 
 import json
-import os
-import subprocess
-import sys
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -15,8 +12,9 @@ import torch
 from records.errors import DataError
 from records.mixture import Mixture
 from records.reader import Records
+from tests.records.samples import write
 from tests.training.runs import assert_same_run, logged, run
-from tests.training.stream import CONFIG, TOKENIZER, planner_of, write_files
+from tests.training.stream import CONFIG, TOKENIZER, planner_of, write_texts
 from tools import plan as plan_tool
 from toy import world
 from training.config import parse
@@ -24,14 +22,8 @@ from training.planner import BadRecords, PlanFile, StepPlanner, measure
 from training.setup import find_start
 from training.sources import fingerprint, open_sources
 
-ROOT = Path(__file__).parents[2]
-FLAGS = ["--stage", "2", "--tiny", "--batch", "4", "--pool_size=9", "--data.max_tokens=700",
-         "--deterministic", "--device", "cpu", "--model.n_layer=1", "--steps", "3"]
-
-
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    return write_files(tmp_path_factory.mktemp("data"))
+FLAGS = ["--stage=2", "--tiny", "--batch=4", "--pool_size=9", "--data.max_tokens=700",
+         "--deterministic", "--device=cpu", "--model.n_layer=1", "--steps=3"]
 
 
 class FakeFile(list):
@@ -42,18 +34,11 @@ def mixed(files):
     return ["--data", f"{files[0]}=0.7", f"{files[1]}=0.3"]
 
 
-def text_files(folder, **texts):
-    """Writes files of text records. texts: {name of a file: its texts}."""
-    for name, of_file in texts.items():
-        records = [json.dumps({"annotations": [{"type": "text", "text": t}]}) for t in of_file]
-        (folder / f"{name}.jsonl").write_text("\n".join(records))
-    return [folder / f"{name}.jsonl" for name in texts]
-
-
 def test_a_source_of_which_too_much_is_skipped_stops_the_run(tmp_path):
     """It stops after 100 skipped records of one source if their share is above --max-skip."""
     bad = "b" * 5000
-    few, many = text_files(tmp_path, few=[bad] * 4 + ["a"] * 996, many=[bad] * 400 + ["a"] * 600)
+    few = write_texts(tmp_path / "few.jsonl", [bad] * 4 + ["a"] * 996)
+    many = write_texts(tmp_path / "many.jsonl", [bad] * 400 + ["a"] * 600)
 
     def planned(path, **changes):
         planner = planner_of([path, few], replace(CONFIG, **changes), [1, 1])
@@ -72,7 +57,8 @@ def test_a_source_of_which_too_much_is_skipped_stops_the_run(tmp_path):
 
 def test_a_hundred_unusable_records_in_a_row_stop_planning_after_a_resume_too(tmp_path):
     """For example, the images of one file of a mixture are in another folder."""
-    files = text_files(tmp_path, good=["a"] * 50, bad=["b" * 5000] * 50)
+    files = [write_texts(tmp_path / "good.jsonl", ["a"] * 50),
+             write_texts(tmp_path / "bad.jsonl", ["b" * 5000] * 50)]
     config = replace(CONFIG, batch=1, max_skip=1.0)
     first = planner_of(files, config)
     state = next(first).state
@@ -99,8 +85,7 @@ def test_a_hundred_unusable_records_in_a_row_stop_planning_after_a_resume_too(tm
 ])
 def test_what_is_skipped_is_skipped_for_the_right_reason(files, annotation, kind):
     visual = {} if annotation["type"] in ("text", "qa") else {"image": "0.png"}
-    path = Path(files[0]).parent / "why.jsonl"
-    path.write_text(json.dumps({**visual, "annotations": [annotation]}))
+    path = write(Path(files[0]).parent / "why.jsonl", {**visual, "annotations": [annotation]})
     found = measure(Mixture([Records(path)], [1], 0), TOKENIZER, CONFIG, 0)
     assert found.reason.startswith(kind)
 
@@ -110,7 +95,7 @@ def made(files, tmp_path_factory):
     """A plan file of 14 packs."""
     path = tmp_path_factory.mktemp("plan") / "plan.npz"
     for n in ("1", "14"):                                # the second plan replaces the first
-        plan_tool.main(["--packs", n, "--out", str(path), *FLAGS, *mixed(files)])
+        plan_tool.main(["--packs", n, f"--out={path}", *FLAGS, *mixed(files)])
     return path
 
 
@@ -133,10 +118,8 @@ def test_a_run_from_a_plan_is_the_run_without(files, tmp_path):
     make the plan."""
     assert run(tmp_path / "a", *FLAGS, *mixed(files)) == 0
     plan = tmp_path / "exact.npz"
-    command = [sys.executable, "-m", "tools.plan", *FLAGS, *mixed(files), "--workers", "3", "--out",
-               str(plan)]
-    subprocess.run(command, cwd=ROOT, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"})
-    flags = [*FLAGS, *mixed(files), "--plan", str(plan), "--workers", "2"]
+    plan_tool.main([*FLAGS, *mixed(files), "--workers=3", f"--out={plan}"])
+    flags = [*FLAGS, *mixed(files), f"--plan={plan}", "--workers=2"]
     assert run(tmp_path / "b", *flags) == 0
     torch.use_deterministic_algorithms(False)
     assert_same_run(tmp_path / "b", tmp_path / "a")
@@ -144,10 +127,10 @@ def test_a_run_from_a_plan_is_the_run_without(files, tmp_path):
 
 
 @pytest.mark.parametrize(("flags", "message"), [
-    (["--seed", "1"], "seed was 0 and is 1"),
+    (["--seed=1"], "seed was 0 and is 1"),
     (["--model.vision.patch=9"], "data.vision"),
     (["--model.n_vocab=512"], "tokenizer"),
-    (["--steps", "5"], "14 packs"),
+    (["--steps=5"], "14 packs"),
 ])
 def test_a_plan_of_another_run_is_refused(files, made, flags, message):
     with pytest.raises(DataError, match=message):

@@ -55,7 +55,7 @@ def test_a_process_shares_the_code_of_the_project_wherever_the_command_is_starte
 @pytest.mark.parametrize("killed", ["a process", "the server"])
 def test_a_run_ends_with_a_sentence_if_a_process_is_killed(tmp_path, killed):
     out = tmp_path / "out"
-    run = processes.start(out, *SMALL, "--steps", "10000", "--workers", "2", "--save-every", "0")
+    run = processes.start(out, *SMALL, "--steps=10000", "--workers=2", "--save-every=0")
     wait_for(run, lambda: n_lines(out) > 2)
     workers = processes.workers_of(run.pid)
     server = [pid for pid in processes.children_of(run.pid) if processes.children_of(pid)]

@@ -17,7 +17,18 @@ import model as models
 import parallel
 import train
 from tests.ranks import run_ranks
-from tests.training import processes
+from tests.training.processes import (
+    ROOT,
+    all_end,
+    free_port,
+    n_lines,
+    outputs_of,
+    pids_of_ranks,
+    start,
+    stderr_of,
+    wait_for,
+    workers_of,
+)
 from tests.training.runs import SMALL
 from training import ranks
 from training.log import read_log
@@ -27,7 +38,7 @@ pytestmark = pytest.mark.slow
 TINY = models.PRESETS["toy"]
 LIMIT_S = 5  # instead of ten minutes; enough for two processes to connect on a busy machine
 LATE_S = 7
-RUN = [*SMALL, "--eval_images=1", "--save-every", "0"]
+RUN = [*SMALL, "--eval_images=1", "--save-every=0"]
 
 
 # processes, --cp, --cp_exchange, --micro-batch, --shard
@@ -38,17 +49,16 @@ ROUNDED = ("loss", "grad_norm", "grad_norms", "nll_by_source")
 
 def test_a_run_logs_the_same_numbers_on_any_layout(tmp_path):
     """On the command line. Ids, counts and scores are equal; loss and norms agree to rounding."""
-    flags = ["--stage", "3", "--tiny", "--steps", "3", "--batch", "4",
-             "--deterministic", "--device", "cpu", "--eval_images=1", "--model.n_layer=1",
-             "--pool_size=8", "--eval-every", "2", "--json"]
+    flags = ["--stage=3", "--tiny", "--steps=3", "--batch=4",
+             "--deterministic", "--device=cpu", "--eval_images=1", "--model.n_layer=1",
+             "--pool_size=8", "--eval-every=2", "--json"]
     logs = []
     for world, cp, exchange, micro_batch, shard in LAYOUTS:
         out = tmp_path / f"{world}-{cp}-{micro_batch}"
-        layout = ["--cp", str(cp), "--cp_exchange", exchange, "--micro-batch", str(micro_batch),
-                  "--shard", str(shard)]
-        process = processes.start(out, *flags, *layout, ranks=world if world > 1 else 0)
-        stdout, stderr = process.communicate(timeout=300)
-        assert process.returncode == 0, stderr
+        layout = [f"--cp={cp}", f"--cp_exchange={exchange}", f"--micro-batch={micro_batch}",
+                  f"--shard={shard}"]
+        process = start(out, *flags, *layout, ranks=world if world > 1 else 0)
+        stdout, stderr = outputs_of(process)
         assert "view tensor" not in stderr  # a warning of FSDP
         assert json.loads(stdout.splitlines()[-1])["steps"] == 3
         logs.append(read_log(out / "log.jsonl"))
@@ -89,7 +99,7 @@ def exchange_objects(rank, port):
 
 
 def test_a_rank_may_be_late_with_objects_for_longer_than_with_the_tensors_of_a_step():
-    run_ranks(exchange_objects, (processes.free_port(),), 2)
+    run_ranks(exchange_objects, (free_port(),), 2)
 
 
 def finish_late(rank, port, folder):
@@ -110,13 +120,13 @@ def finish_late(rank, port, folder):
 
 
 def test_a_first_rank_that_writes_for_long_is_waited_for(tmp_path):
-    run_ranks(finish_late, (processes.free_port(), str(tmp_path)), 2)
+    run_ranks(finish_late, (free_port(), str(tmp_path)), 2)
     assert (tmp_path / "ended").exists()
 
 
 def mixed_records(folder):
     """-> flags that train on real images and a video. One of several images is truncated."""
-    media = processes.ROOT / "tests" / "media"
+    media = ROOT / "tests" / "media"
     shutil.copytree(media, folder / "media")
     whole = (media / "coffee.png").read_bytes()
     (folder / "media" / "cut.png").write_bytes(whole[:90_000])
@@ -126,21 +136,21 @@ def mixed_records(folder):
     for name in ("films", "records"):
         records += map(json.loads, (media / f"{name}.jsonl").read_text().splitlines())
     (folder / "mixed.jsonl").write_text("\n".join(map(json.dumps, records)))
-    return ["--data", str(folder / "mixed.jsonl"), "--media", str(folder / "media")]
+    return [f"--data={folder}/mixed.jsonl", f"--media={folder}/media"]
 
 
 def test_videos_several_images_and_a_bad_record_log_the_same_on_shared_rows(tmp_path):
     """Only one rank decodes the truncated image. Both ranks give its record no loss, and the
     log counts it once."""
-    flags = ["--stage", "3", "--tiny", *mixed_records(tmp_path), "--data.max_tokens=1024",
-             "--data.max_frames=8", "--steps", "6", "--batch", "2",
-             "--deterministic", "--device", "cpu", "--model.n_layer=1", "--pool_size=6",
-             "--max_skip=1", "--workers", "1"]
+    flags = ["--stage=3", "--tiny", *mixed_records(tmp_path), "--data.max_tokens=1024",
+             "--data.max_frames=8", "--steps=6", "--batch=2",
+             "--deterministic", "--device=cpu", "--model.n_layer=1", "--pool_size=6",
+             "--max_skip=1", "--workers=1"]
     logs = []
     for cp in (1, 2):
         out = tmp_path / str(cp)
         ranks = cp if cp > 1 else 0
-        processes.stderr_of(processes.start(out, *flags, "--cp", str(cp), ranks=ranks))
+        stderr_of(start(out, *flags, f"--cp={cp}", ranks=ranks))
         logs.append(read_log(out / "log.jsonl")[1:-1])
     alone, shared = logs
     assert any(step["unreadable"] for step in alone)
@@ -158,11 +168,11 @@ def test_videos_several_images_and_a_bad_record_log_the_same_on_shared_rows(tmp_
 def test_a_rank_that_is_killed_ends_the_others_and_is_named(tmp_path, victim):
     """All decoding workers end, too."""
     out = tmp_path / "out"
-    launcher = processes.start(out, *RUN, "--steps", "100000", "--workers", "1", ranks=2)
-    processes.wait_for(launcher, lambda: processes.n_lines(out) >= 4)
-    pids = processes.pids_of_ranks(launcher)
+    launcher = start(out, *RUN, "--steps=100000", "--workers=1", ranks=2)
+    wait_for(launcher, lambda: n_lines(out) >= 4)
+    pids = pids_of_ranks(launcher)
     assert sorted(pids) == [0, 1]
-    workers = [worker for pid in pids.values() for worker in processes.workers_of(pid)]
+    workers = [worker for pid in pids.values() for worker in workers_of(pid)]
     assert len(workers) >= 3  # two decode, one measures
     os.kill(pids[victim], signal.SIGKILL)
     _, stderr = launcher.communicate(timeout=60)
@@ -170,4 +180,4 @@ def test_a_rank_that_is_killed_ends_the_others_and_is_named(tmp_path, victim):
     # torchrun reports the rank, unless the other rank noticed the failure first and ended
     named = "another process has ended or hangs" in stderr
     assert f"rank      : {victim}" in stderr or named, stderr
-    assert processes.all_end([*pids.values(), *workers])
+    assert all_end([*pids.values(), *workers])

@@ -8,6 +8,8 @@ import pytest
 from records.errors import DataError
 from records.mixture import group_rates, sqrt_size
 from records.reader import Records
+from tests.records.samples import CAPTION, image, video, write
+from tests.training.stream import write_texts
 from text.tokenizer import ByteTokenizer
 from toy import world
 from training.config import parse
@@ -15,7 +17,7 @@ from training.sources import fingerprint, list_changes, media_of, open_sources
 
 FOLDER = Path(__file__).parents[1] / "conformance"
 CONFORMANCE = json.loads((FOLDER / "sampling_rates.json").read_text())
-TINY = ["--stage", "1", "--tiny"]
+TINY = ["--stage=1", "--tiny"]
 
 
 @pytest.mark.parametrize("case", CONFORMANCE["cases"], ids=lambda case: case["input"]["name"])
@@ -35,11 +37,7 @@ def test_rates_are_those_of_the_official_code(case):
 
 
 def write_records(folder, name, n):
-    path = folder / name
-    path.parent.mkdir(parents=True, exist_ok=True)
-    annotations = [[{"type": "text", "text": f"{name} {i}"}] for i in range(n)]
-    path.write_text("\n".join(json.dumps({"annotations": a}) for a in annotations))
-    return path
+    return write_texts(folder / name, [f"{name} {i}" for i in range(n)])
 
 
 def opened(*words):
@@ -63,9 +61,7 @@ def test_images_of_data_in_a_held_out_file_are_told(tmp_path, capsys):
     rows = {"a.jsonl": ["1.png", "2.png"], "b.jsonl": [f"../{tmp_path.name}/2.png"],
             "c.jsonl": ["3.png"]}
     for name, images in rows.items():
-        lines = [{"image": path, "annotations": [{"type": "caption", "text": "x"}]}
-                 for path in images]
-        (tmp_path / name).write_text("\n".join(map(json.dumps, lines)))
+        write(tmp_path / name, *[image(CAPTION, image=path) for path in images])
     a, b, c = (tmp_path / name for name in rows)
     assert media_of(Records(a), 1) == {str(tmp_path / "1.png")}
     opened("--data", a, "--eval", c)
@@ -95,12 +91,10 @@ def test_a_mix_has_groups_and_fixed_rates_and_says_how_a_file_is_read(tmp_path):
 
 
 def test_a_run_that_samples_prepared_frames_in_another_way_warns_once_per_source(tmp_path, capsys):
-    annotations = [{"type": "caption", "text": "x"}]
     for name, max_frames in (("a.jsonl", 8), ("b.jsonl", 9)):
         made_for = {"fps": 2, "max_frames": max_frames}
-        video = {"frames": ["1.png"], "fps": 1, "made_for": made_for}
-        line = json.dumps({"video": video, "annotations": annotations}) + "\n"
-        (tmp_path / name).write_text(line * 3)
+        frames = {"frames": ["1.png"], "fps": 1, "made_for": made_for}
+        write(tmp_path / name, *[video(CAPTION, video=frames)] * 3)
     files = [tmp_path / "a.jsonl", tmp_path / "b.jsonl"]
     opened("--data", *files, "--data.max_frames=8")
     (sentence,) = capsys.readouterr().err.splitlines()
@@ -203,13 +197,13 @@ def test_a_fingerprint_changes_with_what_the_packs_depend_on_and_with_nothing_el
     tokenizer = ByteTokenizer(["word"])
 
     def of(*words, tokenizer=tokenizer):
-        args, config = parse([*TINY, "--data", str(path), *words])
+        args, config = parse([*TINY, f"--data={path}", *words])
         sources, rates, _ = open_sources(args, config)
         return fingerprint(sources, rates, tokenizer, config)
 
     first = of()
     assert first == json.loads(json.dumps(first))
-    assert first == of("--lr.llm=1e-4", "--batch", "2", "--steps", "7")
+    assert first == of("--lr.llm=1e-4", "--batch=2", "--steps=7")
     fields = {name: name for name in ("seed", "pool_size", "pack_crops", "data.max_points")}
     for name, field in {**fields, "data.vision": "model.vision.patch"}.items():
         changed = of(f"--{field}=7")

@@ -69,7 +69,7 @@ TESTS = {
     },
     "ulysses": {
         "tests/test_parallel.py::"
-        "test_any_layout_gives_loss_and_gradients_of_one_process[2-2-1]":
+        "test_any_layout_gives_loss_and_gradients_of_one_process[2-2-1-0-8-2]":
             "Two processes must give the loss and all gradients of one process. So gradients must "
             "also pass through the exchange (parallel.AllToAll does this).",
     },
