@@ -340,40 +340,45 @@ def test_questions_in_parts_become_text(parts, text):
     assert question_of(in_style, record, LATER) == f"vqa2: {text}"
 
 
-@pytest.mark.parametrize(("question", "is_counting"), [
-    ("How many cats are there?", True),
-    ("So HOW MANY\ndogs? How many cats?", True),
-    ("howmany boats", True),
-    ("What is the number of legs?", True),
-    ("What's the exact total number of wheels?", True),
-    ("What number of people wear hats?", True),
-    ("The sign states the total of visitors. Is it right?", True),
-    ("Tally all votes.", True),
-    ("Count the cups.", True),
-    ("There are ____ spoons.", True),
-    ("Which country is it?", False),
-    ("His phone number?", False),
-    ("How much is it?", False),
-    ("How many years old is the tower?", False),
-    ("How many kilometers are left?", False),
-    ("How many square feet has the room?", False),
-    ("How many milliliters are in it?", False),
-    ("How many more cups than plates are there?", False),
-    ("How many ways lead out?", False),
-    ("Approximately how many people are there?", False),
-    ("What is the amount of money?", False),
-    ("What is the number of the bus?", False),
-    ("Give me the number of windows.", False),
-    ("Do not count all the cups.", False),
-    ("Does the vote count?", False),
-    ("Who is Count Orlok in this film?", False),
-])
-def test_questions_that_look_like_counting_say_not_to_point(question, is_counting):
+COUNTING = [
+    "How many cats are there?",
+    "So HOW MANY\ndogs? How many cats?",
+    "howmany boats",
+    "What is the number of legs?",
+    "What's the exact total number of wheels?",
+    "What number of people wear hats?",
+    "The sign states the total of visitors. Is it right?",
+    "Tally all votes.",
+    "Count the cups.",
+    "There are ____ spoons.",
+]
+NOT_COUNTING = [
+    "Which country is it?",
+    "His phone number?",
+    "How much is it?",
+    "How many years old is the tower?",
+    "How many kilometers are left?",
+    "How many square feet has the room?",
+    "How many milliliters are in it?",
+    "How many more cups than plates are there?",
+    "How many ways lead out?",
+    "Approximately how many people are there?",
+    "What is the amount of money?",
+    "What is the number of the bus?",
+    "Give me the number of windows.",
+    "Do not count all the cups.",
+    "Does the vote count?",
+    "Who is Count Orlok in this film?",
+]
+
+
+@pytest.mark.parametrize("question", [*COUNTING, *NOT_COUNTING])
+def test_questions_that_look_like_counting_say_not_to_point(question):
     """The values are those of the official detector."""
     qa = {**QA, "question": question}
     questions = drawn_questions(qa, n=100)
     assert all(q.endswith(question) for q in questions)
-    if is_counting:
+    if question in COUNTING:
         assert all("point" in q for q in questions)
         assert len(set(questions)) > 2
     else:
