@@ -135,7 +135,7 @@ def test_paths_are_absolute_or_start_in_the_folder_of_media(tmp_path):
 
 def test_images_of_a_record_are_measured_and_read_in_order(tmp_path):
     several = {"images": ["coffee.png", {"path": "coins.png"}], "annotations": [CAPTION]}
-    path = write(tmp_path / "r.jsonl", several, GOOD)
+    path = write(tmp_path / "r.jsonl", several, GOOD, image(CAPTION, image="gone.png"))
     records = Records(path, MEDIA)
     assert records.image_sizes(records[0]) == [(600, 400), (384, 303)]
     assert records.image_sizes(records[1]) == []
@@ -144,6 +144,8 @@ def test_images_of_a_record_are_measured_and_read_in_order(tmp_path):
         assert np.array_equal(pixels, media.read_image(MEDIA / f"{name}.png"))
     (only,) = records.images(records[0], only=[1])
     assert np.array_equal(only, images[1])
+    with pytest.raises(Unreadable, match=r"^missing file: .*gone.png$"):
+        records.image_sizes(records[2])
     names = {r"C:\photos\a.png": "this is a path of Windows", "~/a.png": "~ is not replaced here",
              "": "this is a folder"}
     for name, words in names.items():
