@@ -1,6 +1,5 @@
 """Evaluation with the answers of a function in place of a model."""
 
-import json
 from types import SimpleNamespace
 from unittest import mock
 
@@ -11,6 +10,7 @@ from evaluation import evaluate as evaluation
 from records.reader import Records
 from records.visual import read_headers
 from tests.evaluation.small_model import CONFIG, DATA, MEDIA, TOKENIZER
+from tests.records.samples import write
 from text.prompts import turns_of
 
 
@@ -21,8 +21,7 @@ def all_records():
 def source(folder, *records):
     """Records with their media in tests/media."""
     path = folder / f"records-{len(list(folder.iterdir()))}.jsonl"
-    path.write_text("".join(json.dumps(record) + "\n" for record in records))
-    return Records(path, MEDIA)
+    return Records(write(path, *records), MEDIA)
 
 
 def true_answer(question):

@@ -7,6 +7,16 @@ from PIL import Image
 from evaluation import charts
 
 
+def column_of(x):
+    """The column of pixels at x on an axis from 0 to 100."""
+    return round(charts.LEFT + (charts.RIGHT - charts.LEFT) * x / 100)
+
+
+def row_of(y):
+    """The row of pixels at y on an axis from 0 to 1."""
+    return charts.BOTTOM - (charts.BOTTOM - charts.TOP) * y
+
+
 def test_only_finite_numbers_are_drawn():
     points = [(1, 0.5), (2, None), (3, "4"), (4, float("inf")), (5, 0), (6, [7])]
     assert charts.finite(points, log=False) == [(1, 0.5), (5, 0)]
@@ -24,10 +34,8 @@ def test_a_line_lies_where_its_numbers_are(tmp_path, log):
     charts.line_chart(series, path, "step", "score", log=log)
     off = np.asarray(Image.open(path)).astype(int) - charts.COLOURS[1]  # (h,w,3)
     for x in (20, 50, 90):
-        column = round(charts.LEFT + (charts.RIGHT - charts.LEFT) * x / 100)
-        wanted = charts.BOTTOM - (charts.BOTTOM - charts.TOP) * x / 100
-        rows = np.nonzero(np.abs(off[:, column]).max(-1) <= 6)[0]
-        assert rows.mean() == pytest.approx(wanted, abs=2)
+        rows = np.nonzero(np.abs(off[:, column_of(x)]).max(-1) <= 6)[0]
+        assert rows.mean() == pytest.approx(row_of(x / 100), abs=2)
 
 
 def test_labels_stand_at_the_ends_of_their_lines_and_30_pixels_apart():
@@ -59,11 +67,9 @@ def test_pale_points_are_joined_below_the_lines_and_ticks_have_their_numbers(tmp
         charts.line_chart({"a": [(0, 0.5), (100, 0.5)]}, path, "step", "score", pale=pale)
         pixels.append(np.asarray(Image.open(path)).astype(int))
     changed = (pixels[0] != pixels[1]).any(-1)
-    x, share = 30, 0.03 + 0.94 * 0.3
-    column = round(charts.LEFT + (charts.RIGHT - charts.LEFT) * x / 100)
-    rows = np.nonzero(changed[:, column])[0]
-    assert rows.mean() == pytest.approx(charts.BOTTOM - (charts.BOTTOM - charts.TOP) * share, abs=2)
+    rows = np.nonzero(changed[:, column_of(30)])[0]
+    assert rows.mean() == pytest.approx(row_of(0.03 + 0.94 * 0.3), abs=2)
     for y in (0, 0.2, 0.4, 0.6, 0.8, 1):
-        row = round(charts.BOTTOM - (charts.BOTTOM - charts.TOP) * y)
+        row = round(row_of(y))
         number = pixels[0][row - 10 : row + 10, charts.LEFT - 50 : charts.LEFT - 12]
         assert (number < 200).any(), y

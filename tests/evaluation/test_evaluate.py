@@ -2,7 +2,6 @@
 that of training."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
@@ -17,6 +16,7 @@ from records.reader import Records
 from records.visual import read_headers
 from tests.evaluation.answers import all_records, evaluate_answers, true_answer
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, VISION, random_model
+from tests.records.samples import CAPTION, GOOD, image, video, write
 from text.prompts import turns_of
 
 
@@ -45,13 +45,9 @@ def test_a_text_is_not_scored_and_what_cannot_be_read_is_named(tmp_path, capsys)
     (tmp_path / "media").mkdir()
     for name, source in (("cut.jpg", "rocket.jpg"), ("cut.mp4", "bigbuckbunny.mp4")):
         (tmp_path / "media" / name).write_bytes((MEDIA / source).read_bytes()[:9000])
-    caption = {"type": "caption", "text": "x"}
-    path = tmp_path / "records.jsonl"
-    path.write_text("\n".join(map(json.dumps, [
-        {"annotations": [{"type": "text", "text": "A heron."}]},
-        {"image": "cut.jpg", "annotations": [caption, caption]},
-        {"image": "gone.png", "annotations": [caption]},
-        {"video": "cut.mp4", "annotations": [caption]}])))
+    path = write(
+        tmp_path / "records.jsonl", GOOD, image(CAPTION, CAPTION, image="cut.jpg"),
+        image(CAPTION, image="gone.png"), video(CAPTION, video="cut.mp4"))
     metrics, predictions = evaluate_answers(Records(path), lambda q: "x")
     lines = capsys.readouterr().err.splitlines()
     assert (metrics["skipped"], predictions) == (3, [])

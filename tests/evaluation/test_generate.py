@@ -52,6 +52,13 @@ def continued(prompt, ids):
         annotation=np.pad(prompt.annotation, (0, len(ids))))
 
 
+def logits_of_full_pass(model, prompt, ids):
+    """-> (n,V): the logits from which a full forward pass takes each of the n tokens."""
+    whole = continued(prompt, ids[:-1])
+    batch = packing.collate([[whole]], len(whole.tokens), VISION)
+    return model.logits(batch)[0, len(prompt.tokens) - 1 :]
+
+
 @pytest.mark.parametrize("family", ["qwen", "olmo"])
 def test_the_cache_gives_the_logits_of_a_full_pass_for_prompts_of_different_lengths(
     exact_model, prompts, family, monkeypatch
@@ -73,9 +80,7 @@ def test_the_cache_gives_the_logits_of_a_full_pass_for_prompts_of_different_leng
         answers = generate(exact_model, prompts, stops=-1, max_new=24)
     put_visual_tokens_first(monkeypatch)
     for row, (prompt, ids) in enumerate(zip(prompts, answers, strict=True)):
-        whole = continued(prompt, ids[:-1])
-        batch = packing.collate([[whole]], len(whole.tokens), VISION)
-        expected = exact_model.logits(batch)[0, len(prompt.tokens) - 1 :]
+        expected = logits_of_full_pass(exact_model, prompt, ids)
         for step, logits in enumerate(steps):
             assert (logits[row] - expected[step]).abs().max() < 1e-10
             assert ids[step] == int(expected[step].argmax())
@@ -132,9 +137,7 @@ def test_the_frequency_penalty_counts_the_tokens_of_the_answer_and_not_of_the_pr
     """With temperature 0, against the logits of full forward passes."""
     answers = generate(exact_model, prompts, -1, 12, Sampling(frequency_penalty=0.5))
     for prompt, ids in zip(prompts, answers, strict=True):
-        whole = continued(prompt, ids[:-1])
-        batch = packing.collate([[whole]], len(whole.tokens), VISION)
-        steps = exact_model.logits(batch)[0, len(prompt.tokens) - 1 :].detach()
+        steps = logits_of_full_pass(exact_model, prompt, ids).detach()
         for step, logits in enumerate(steps):
             for token in ids[:step]:
                 logits[token] -= 0.5

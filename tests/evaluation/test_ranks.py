@@ -1,7 +1,5 @@
 """Evaluation by several processes, which share the records, gives the scores of one."""
 
-import json
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -12,6 +10,7 @@ from evaluation.report import gather_on_each
 from records.reader import Records
 from tests.evaluation.small_model import DATA, MEDIA, TOKENIZER, random_model
 from tests.ranks import run_ranks
+from tests.records.samples import image, video, write
 from training.ranks import Ranks
 from weights import lora
 from weights.files import whole_copy
@@ -24,9 +23,8 @@ def damaged_records(folder):
     (folder / "cut.jpg").write_bytes((MEDIA / "rocket.jpg").read_bytes()[:9000])
     (folder / "cut.mp4").write_bytes((MEDIA / "bigbuckbunny.mp4").read_bytes()[:300_000])
     asked = [{"type": "qa", "question": f"What is {k}?", "answer": "x"} for k in range(3)]
-    records = [{"id": "a", "image": "cut.jpg", "annotations": asked},
-               {"id": "b", "video": "cut.mp4", "annotations": asked}]
-    (folder / "cut.jsonl").write_text("\n".join(map(json.dumps, records)))
+    write(folder / "cut.jsonl", image(*asked, id="a", image="cut.jpg"),
+          video(*asked, id="b", video="cut.mp4"))
 
 
 def answers(folder, model, ranks=None):

@@ -45,8 +45,7 @@ FOREIGN = [[1], 2, {"lr": 1}, {"lr": 1, "step": 9}, {"eval": {"point_f1": 1.0}},
 
 @pytest.fixture
 def run_folder(tmp_path):
-    lines = "".join(json.dumps(line) + "\n" for line in LOG + FOREIGN)
-    (tmp_path / "log.jsonl").write_text(lines)
+    write(tmp_path / "log.jsonl", *LOG, *FOREIGN)
     return tmp_path
 
 
@@ -87,9 +86,9 @@ def test_sources_beyond_the_eight_in_most_steps_are_one_line(drawn, tmp_path):
     names = [f"{k:02}" for k in range(60)]
     steps = [{name: 1.0 + k for k, name in enumerate(names)},
              dict.fromkeys([*names[1:9], names[59]], 5.0)]
-    (tmp_path / "log.jsonl").write_text("\n".join(
-        json.dumps({"step": step, "loss": 1.0, "lr": {}, "nll_by_source": nll})
-        for step, nll in enumerate(steps, 1)))
+    lines = [{"step": step, "loss": 1.0, "lr": {}, "nll_by_source": nll}
+             for step, nll in enumerate(steps, 1)]
+    write(tmp_path / "log.jsonl", *lines)
     report.draw_curves(tmp_path)
     ((series, *_),) = drawn
     assert list(series) == ["loss 1.000", *(f"{name} 5.000" for name in names[1:9]),
@@ -285,7 +284,7 @@ def test_the_end_is_a_table_of_scores_the_pictures_and_what_to_do_next(
     run.config.steps = 1600
     (run.out / "step-800").mkdir(parents=True)
     (run.out / "progress.gif").touch()
-    (run.out / "log.jsonl").write_text("".join(json.dumps(line) + "\n" for line in log))
+    write(run.out / "log.jsonl", *log)
     mixture = SimpleNamespace(sources=[Records(MEDIA / "records.jsonl", MEDIA)])
     run.loader = SimpleNamespace(mixture=mixture)
     written = SimpleNamespace(write=lambda line: None)

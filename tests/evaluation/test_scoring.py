@@ -21,8 +21,11 @@ from tests.evaluation.answers import (
     true_answer,
 )
 from tests.evaluation.small_model import DATA, TOKENIZER
+from tests.records.samples import QA, image, video
 from text.points import seconds
 from toy import world
+
+MIDDLE = {"type": "point", "label": "x", "coords": "unit", "points": [{"x": 0.5, "y": 0.5}]}
 
 
 def test_true_answers_score_one_on_images_and_videos():
@@ -49,7 +52,7 @@ def test_true_answers_score_one_on_images_and_videos():
 def test_points_in_a_conversation_are_asked_for_and_scored_as_others_are(tmp_path):
     point = {"type": "point", "label": "cat", "coords": "unit", "points": [{"x": 0.4, "y": 0.5}]}
     turns = [{"question": "How many?", "answer": "1"}, point]
-    record = {"image": "chelsea.png", "annotations": [{"type": "qa", "turns": turns}]}
+    record = image({"type": "qa", "turns": turns}, image="chelsea.png")
     metrics, predictions = evaluate_answers(
         source(tmp_path, record),
         lambda question: '<points coords="1 1 400 500">cat</points>' if question.turn else "1",
@@ -58,8 +61,8 @@ def test_points_in_a_conversation_are_asked_for_and_scored_as_others_are(tmp_pat
     assert (metrics["qa_accuracy"], metrics["point_f1"]) == (1, 1)
     assert [(p["type"], p["annotation"], p["turn"]) for p in predictions] == [
         ("qa", 0, 0), ("point", 0, 1)]
-    info = read_headers(next(iter(source(tmp_path, record))), DATA)
-    questions = evaluation.questions_of(next(iter(source(tmp_path, record))), info, DATA)
+    (record,) = source(tmp_path, record)
+    questions = evaluation.questions_of(record, read_headers(record, DATA), DATA)
     assert [question.max_new for question in questions] == [384, 192]    # each by its kind
 
 
@@ -91,10 +94,10 @@ def test_a_question_is_scored_as_its_style_and_its_answers_ask_for(turn, style, 
 
 def test_answers_are_read_by_the_official_rules_only_in_published_styles(tmp_path):
     turn = {"question": "Which?", "options": ["x", "y"], "answer_idx": 1}
-    records = source(tmp_path, {"image": "coins.png", "annotations": [
+    records = source(tmp_path, image(
         {"type": "count", "label": "coins", "count": 3}, {"type": "qa", **turn},
         {"type": "qa", "style": "a_okvqa_mc", **turn},
-        {"type": "qa", "style": "tally_qa", "question": "Is it?", "answer": "Yes"}]})
+        {**QA, "style": "tally_qa", "answer": "Yes"}, image="coins.png"))
     answers = ("Three.", "The answer is b.", "The answer is b.", "Answer: Yes")
     right = {None: (1, 1, 0, 1), "official": (0, 0, 0, 1), "plain": (1, 1, 1, 0)}
     for reading, expected in right.items():
@@ -107,18 +110,17 @@ def test_answers_are_read_by_the_official_rules_only_in_published_styles(tmp_pat
     assert scoring.score_qa(turn, "a_okvqa_da", "the dog", False)["vqa_score"] == 0
 
 
-@pytest.mark.parametrize(("text", "points", "count"), [
+@pytest.mark.parametrize(("text", "points", "counts"), [
     ('<points coords="1 1 100 100">x</points>', 1, 1), ("There are none.", 0, 1), ("3", 0, 1),
     ('<points coords="1 1 10 10">x</points>', 0, 0), ("I see some.", 0, 0),
 ])
 def test_the_share_of_answers_that_can_be_read_stands_beside_the_scores(
-        tmp_path, text, points, count):
+        tmp_path, text, points, counts):
     """An answer is valid, as in the official code, if it has a point, or if it states a number."""
-    point = {"type": "point", "label": "x", "coords": "unit", "points": [{"x": 0.5, "y": 0.5}]}
-    records = source(tmp_path, {"image": "coins.png", "annotations": [
-        point, {"type": "count", "label": "x", "count": 7}]})
+    count = {"type": "count", "label": "x", "count": 7}
+    records = source(tmp_path, image(MIDDLE, count, image="coins.png"))
     metrics, _ = evaluate_answers(records, lambda q: text)
-    assert (metrics["point_valid"], metrics["count_valid"]) == (points, count)
+    assert (metrics["point_valid"], metrics["count_valid"]) == (points, counts)
 
 
 def test_points_lie_on_the_image_they_name_in_its_own_pixels(tmp_path):
@@ -151,7 +153,7 @@ def test_a_track_from_a_point_is_scored_after_it_and_for_its_object_alone(tmp_pa
     annotation = {
         "type": "track", "label": "x", "coords": "percent", "mode": "from_point", "fps": 1,
         "points": points, "query": {"t": 1.0, "id": 3, "x": 30, "y": 80}}
-    records = source(tmp_path, {"video": "bigbuckbunny.mp4", "annotations": [annotation]})
+    records = source(tmp_path, video(annotation, video="bigbuckbunny.mp4"))
     _, (row,) = evaluate_answers(records, true_answer)
     true = [(t, i, round(x / 1280, 3)) for t, i, x, _ in row["true"]]
     assert true == [(2.0, 3, 0.5), (3.0, 3, 0.7)]
@@ -253,8 +255,7 @@ def test_an_answer_may_be_as_long_as_its_kind(tmp_path):
 
 
 def test_masks_of_another_size_than_the_image_do_not_fit(tmp_path):
-    point = {"type": "point", "label": "x", "coords": "unit", "points": [{"x": 0.5, "y": 0.5}]}
-    (record,) = source(tmp_path, {"image": "coins.png", "annotations": [point]})
+    (record,) = source(tmp_path, image(MIDDLE, image="coins.png"))
     (question,) = evaluation.questions_of(record, read_headers(record, DATA), DATA)
     assert find_misfit(question, np.ones((1, 303, 384), bool)) is None
     assert find_misfit(question, np.ones((2, 303, 384), bool)).startswith("have 2 entries, but")

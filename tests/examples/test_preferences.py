@@ -1,7 +1,6 @@
 """Compares preference pairs as branches of one tree with the loss in the paper of direct preference
 optimisation (DPO), where every answer is a separate sequence."""
 
-import json
 import math
 from dataclasses import replace
 from types import SimpleNamespace
@@ -18,6 +17,7 @@ from examples import preferences
 from records.parse import parse
 from records.reader import Records
 from tests.ranks import run_ranks
+from tests.records import samples
 from tests.test_parallel import CONFIG, TOKENIZER, VISION, T, crops_of_rank, new_model
 from tests.test_parallel import DATA as OF_TREES
 from tests.training.processes import ROOT, start, stderr_of
@@ -170,10 +170,10 @@ def run(out, *flags):
 
 
 def write(folder, *annotations):
-    records = [{"image": name, "annotations": annotations or [*pair(), PLAIN]}
+    records = [samples.image(*(annotations or [*pair(), PLAIN]), image=name)
                for name in ("chelsea.png", "coins.png", "coffee.png", "rocket.jpg")]
-    (folder / "x.jsonl").write_text("\n".join(map(json.dumps, records)))
-    return ["--data", str(folder / "x.jsonl"), "--media", str(MEDIA)]
+    path = samples.write(folder / "x.jsonl", *records)
+    return ["--data", str(path), "--media", str(MEDIA)]
 
 
 @pytest.fixture(scope="module")

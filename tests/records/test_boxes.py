@@ -38,9 +38,9 @@ WRONG = [
     ({"boxes": [{"box": [10, 20, 10, 60]}]}, "boxes[0]: [10, 20, 10, 60] has no positive width"),
     ({"form": "xywh", "boxes": [{"box": [10, 20, 5, 0]}]}, "check 'form'"),
     ({"boxes": [{"box": [10, 20, 30]}]}, "'box' must be a list of four numbers"),
-    ({"boxes": [[10, 20, 30, 60]]}, "annotations[0].boxes[0]: this must be an object"),
+    ({"boxes": [[10, 20, 30, 60]]}, "annotations[0].boxes[0]: this must be an object, not "
+     '[10, 20, 30, 60]; write {"box": [..]}'),
     ({"boxes": [{"box": [10, 20, 30, 60], "t": 1}]}, "'t' is needed in a video"),
-    ({"coords": "pixel", "size": [20, 200]}, "outside the image with coords=pixel"),
 ]
 
 

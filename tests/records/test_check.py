@@ -25,20 +25,39 @@ from tests.records.samples import (
 from tools import check as tools_check
 
 TESTS = Path(__file__).parents[1]
+
+
+def point(**fields):
+    """A record with an image and POINT, some fields of which are others."""
+    return image({**POINT, **fields})
+
+
+def track(**fields):
+    return video({**TRACK, **fields})
+
+
+def clip(**fields):
+    return video({**CAPTION, **fields})
+
+
+def choice(**fields):
+    return image({**CHOICE, **fields})
+
+
 SUBTITLES = [{"start": s, "end": s + 1, "text": "x"} for s in (3, 1)]
 INTACT = [
     GOOD,
     image(QA, image="café 1:2.png"),
     image(QA, image="/data/a.png"),
-    image({**POINT, "points": []}),
-    image({**POINT, "points": [{"x": 0.5, "y": 1.5}]}),
-    image({**POINT, "coords": "pixel"}),
+    point(points=[]),
+    point(points=[{"x": 0.5, "y": 1.5}]),
+    point(coords="pixel"),
     image({**POINT, "coords": "pixel", "size": [1, 1], "points": [{"x": 0, "y": 1}]},
           image={"path": "a.png", "width": 1, "height": 1}),
-    image({**POINT, "mode": ["point_count", "point"], "label": ["cups", "mugs"]}),
-    image({**POINT, "points": [{"x": 100.9, "y": -0.9}]}),       # points may be 1 % outside
-    image({**CHOICE, "answer_idx": [0, 1], "options": ["", "b"], "shuffle_options": True,
-           "letters": False, "explanation": "e"}),
+    point(mode=["point_count", "point"], label=["cups", "mugs"]),
+    point(points=[{"x": 100.9, "y": -0.9}]),       # points may be 1 % outside
+    choice(answer_idx=[0, 1], options=["", "b"], shuffle_options=True, letters=False,
+           explanation="e"),
     image(CAPTION, weight=0.5, id="0", meta={"anything": [None, {"a": 1}]}),
     image({**CAPTION, "weight": 0, "object": "dog"}),
     image({**CAPTION, "text": "<image> <|im_end|>"}),  # special tokens have no meaning in texts
@@ -50,7 +69,7 @@ INTACT = [
     video(QA, subtitles=[{"start": 1, "end": 1, "text": "x"}]),
     video({**TRACK, "mode": "from_point", "fps": 2, "query": {"t": 0, "id": 1, "x": 4, "y": 2}},
           subtitles=[]),
-    video({**TRACK, "points": [{**TRACK["points"][0], "occluded": True}]}),
+    track(points=[{**TRACK["points"][0], "occluded": True}]),
     {"annotations": [{"type": "text", "text": "x", "prompt": "p"}, {**QA, "system": "s"}]},
     turn(weight=0),
     turn(answer=r"In JSON a NUL is written \u0000, and \ud800 is half a character."),
@@ -78,7 +97,6 @@ MISTAKES = [                         # a line, part of the message
     (image(), "'annotations' must not be empty"),
     (image({"type": "captoin", "text": "x"}), "did you mean 'caption'"),
     (image({"type": "caption", "caption": "x"}), "unknown field 'caption'; 'text' is missing"),
-    (image({"type": "box", "label": "cat", "boxes": [[1, 2, 3, 4]]}), 'write {"box": [..]}'),
     (image({**CAPTION, "text": " \n"}), "'text' must be a text that is not blank"),
     (image(CAPTION, meta=[]), "'meta' must be an object"),
     (image(CAPTION, image={"path": "a", "width": 0, "height": 4}), "a whole number, 1 or larger"),
@@ -98,19 +116,19 @@ MISTAKES = [                         # a line, part of the message
     (image(QA, image="https://x/y.png"), "image: 'path' must be the path of a downloaded file"),
     ({"images": ["a", "data:image/png;base64,AA"], "annotations": [QA]}, "images[1]: 'path' must"),
     (video(CAPTION, video={"frames": ["a", "s3://x"], "fps": 1}), "paths of downloaded files"),
-    (video({**CAPTION, "start": 3, "end": 3}), "annotations[0]: 'end' must be later"),
-    (video({**CAPTION, "start": 3}), "'start' and 'end' must be given"),
-    (video({**CAPTION, "style": "video_clip_caption_start_end"}), "of a clip needs 'start'"),
-    (video({**CAPTION, "style": "video_frame_caption_timestamp"}), "a single frame needs 'at'"),
-    (video({**CAPTION, "object": "a", "style": "video_frame_caption_timestamp"}), "needs 'at'"),
+    (clip(start=3, end=3), "annotations[0]: 'end' must be later"),
+    (clip(start=3), "'start' and 'end' must be given"),
+    (clip(style="video_clip_caption_start_end"), "of a clip needs 'start'"),
+    (clip(style="video_frame_caption_timestamp"), "a single frame needs 'at'"),
+    (clip(object="a", style="video_frame_caption_timestamp"), "needs 'at'"),
     (image({**CAPTION, "at": 1}), "needs a video"),
     (image({"type": "qa", "question": "q"}), "give exactly one of 'answer', 'answers'"),
     (image({**QA, "turns": [{"question": "q", "answer": "a"}]}), "either 'turns'"),
     (image({"type": "qa", "turns": []}), "'turns' must not be empty"),
     (image({"type": "qa", "question": "q", "answers": ["a", " "]}), "'answers'"),
-    (image({**CHOICE, "answer_idx": 2}), "'answer_idx' must be"),
-    (image({**CHOICE, "answer_idx": []}), "'answer_idx' must be"),
-    (image({**CHOICE, "options": ["a"] * 27}), "2 to 26 texts"),
+    (choice(answer_idx=2), "'answer_idx' must be"),
+    (choice(answer_idx=[]), "'answer_idx' must be"),
+    (choice(options=["a"] * 27), "2 to 26 texts"),
     (image({**QA, "question": [" "]}), "'question' must be"),
     (image({**QA, "question": ["q", {"image": 1}]}), "'question' must be"),
     (turn(question=" "), "annotations[0].turns[0]: 'question' must be"),
@@ -118,34 +136,33 @@ MISTAKES = [                         # a line, part of the message
      "'coords' is missing; it is one of unit, percent, pixel"),
     (image({"type": "point", "label": "l", "coords": "pixel", "points": [[1, 2]]}),
      'this must be an object, not [1, 2]; write {"x": .., "y": ..}'),
-    (image({**POINT, "size": [4]}), "[width, height]"),
-    (image({**POINT, "size": [0, 4]}), "[width, height]"),
-    (image({**POINT, "points": [{"x": "4", "y": 2}]}), "points[0]: 'x' must be a number, not '4'"),
-    (image({**POINT, "mode": "points"}), "a list of them, not 'points' - did you mean 'point'?"),
-    (image({**POINT, "mode": ["point", "where"]}), "count_point, or a list of them, not ['point',"),
-    (image({**POINT, "mode": []}), "or a list of them, not []"),
-    (image({**POINT, "label": ["cup", ""]}), "'label' must be a text that is not blank, or a list"),
-    (image({**POINT, "count": 2}), "'count' is 2, but the number of points is 1"),
+    (point(size=[4]), "[width, height]"),
+    (point(size=[0, 4]), "[width, height]"),
+    (point(points=[{"x": "4", "y": 2}]), "points[0]: 'x' must be a number, not '4'"),
+    (point(mode="points"), "a list of them, not 'points' - did you mean 'point'?"),
+    (point(mode=["point", "where"]), "count_point, or a list of them, not ['point',"),
+    (point(mode=[]), "or a list of them, not []"),
+    (point(label=["cup", ""]), "'label' must be a text that is not blank, or a list"),
+    (point(count=2), "'count' is 2, but the number of points is 1"),
     (image({"type": "point", "coords": "unit", "points": []}), "'label' or 'question'"),
     (image({"type": "count", "label": "l", "count": 1.5}), "'count' must be a whole number"),
     (image(VIDEO_POINT), "'t' is needed in a video"),
-    (image({**POINT, "points": [{"x": 4, "y": 2, "image": 0}]}), "is needed with several images"),
+    (point(points=[{"x": 4, "y": 2, "image": 0}]), "is needed with several images"),
     ({"images": ["a", "b"], "annotations": [{**POINT, "points": [{"x": 4, "y": 2, "image": 2}]}]},
      "there is no image 2"),
-    (image({**POINT, "points": [{"x": 4, "y": 400}]}), "point 0 lies outside the image"),
-    (image({**POINT, "coords": "unit"}), "check the unit and the size"),
-    (image({**POINT, "coords": "pixel", "size": [10, 10], "points": [{"x": 4, "y": 11}]}),
+    (point(coords="unit"), "check the unit and the size"),
+    (point(coords="pixel", size=[10, 10], points=[{"x": 4, "y": 11}]),
      "outside the image with coords=pixel"),
     (image({**POINT, "coords": "pixel"}, image={"path": "a", "width": 3, "height": 9}), "outside"),
     (image(TRACK), "a track needs a video"),
     (GOOD | {"annotations": [CAPTION]}, "without them, the type must be text or qa"),
-    (video({**TRACK, "times": [-1]}), "'times' must be a list of times in seconds"),
-    (video({**TRACK, "points": [{"t": 1, "id": [], "x": 4, "y": 2}]}), "a whole number or a text"),
-    (video({**TRACK, "points": TRACK["points"] * 2}), "two points at the same time"),
-    (video({**TRACK, "mode": "from_point"}), "needs 'query'"),
-    (video({**TRACK, "style": "video_single_point_track_per_frame"}), "needs 'query'"),
-    (video({**TRACK, "query": {"t": 0, "id": "1", "x": 4, "y": 2}}), "no point has the id"),
-    (video({**TRACK, "query": {"t": 0, "id": 1, "x": 5000, "y": -90}}),
+    (track(times=[-1]), "'times' must be a list of times in seconds"),
+    (track(points=[{"t": 1, "id": [], "x": 4, "y": 2}]), "a whole number or a text"),
+    (track(points=TRACK["points"] * 2), "two points at the same time"),
+    (track(mode="from_point"), "needs 'query'"),
+    (track(style="video_single_point_track_per_frame"), "needs 'query'"),
+    (track(query={"t": 0, "id": "1", "x": 4, "y": 2}), "no point has the id"),
+    (track(query={"t": 0, "id": 1, "x": 5000, "y": -90}),
      "the query lies outside the image"),
 ]
 
@@ -180,7 +197,7 @@ def test_values_of_wrong_types_at_every_depth_are_refused(tmp_path, line):
 
 
 def test_points_that_look_like_fractions_are_warned_about_once(tmp_path, capsys):
-    small = [image({**POINT, "coords": coords, "points": [{"x": 0.2, "y": 0.9}]})
+    small = [point(coords=coords, points=[{"x": 0.2, "y": 0.9}])
              for coords in ("unit", "percent", "pixel")]
     path = write(tmp_path / "r.jsonl", *small)
     assert len(list(Records(path))) == 3

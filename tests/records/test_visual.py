@@ -18,7 +18,7 @@ from records.visual import (
     pool_windows,
     read_headers,
 )
-from tests.records.samples import CAPTION, POINT, QA, image
+from tests.records.samples import CAPTION, POINT, QA, image, video
 from tests.records.visual_records import (
     CONFIG,
     GREY_FRAMES,
@@ -46,12 +46,20 @@ def first_record(folder, record):
     return open_records(folder, record)[0]
 
 
+def headers(folder, record, **changes):
+    return read_headers(first_record(folder, record), replace(CONFIG, **changes))
+
+
 # --------------------------------------------------------------------------------------------------
 # headers and times
 
 
 def pixel_point(**point):
     return {**POINT, "coords": "pixel", "points": [point]}
+
+
+def of_video(*annotations):
+    return video(*annotations, video=VIDEO)
 
 
 def percent_point(**point):
@@ -61,24 +69,22 @@ def percent_point(**point):
 GREY = {"path": GREY_FRAMES[0]}                                  # 32 x 24 pixels
 OUTSIDE = "wrong record: annotations\\[0\\]: point 0 lies outside the image"
 UNUSABLE = [
-    ({"images": ["0.png", "gone.png"], "annotations": [QA]}, "missing file: .*gone.png"),
+    ({"images": ["0.png", "gone.png"], "annotations": [QA]}, "missing file: .*gone.png$"),
     (image(pixel_point(x=31, y=25), image=GREY), OUTSIDE),
-    ({"video": "gone.mp4", "annotations": [QA]}, "missing file: "),
-    ({"video": "0.png", "annotations": [QA]}, "damaged video: "),
-    ({"video": {"path": VIDEO, "start": 1000.0, "end": 1001.0}, "annotations": [QA]},
+    (video(QA, video="gone.mp4"), "missing file: "),
+    (video(QA, video="0.png"), "damaged video: "),
+    (video(QA, video={"path": VIDEO, "start": 1000.0, "end": 1001.0}),
      "outside the clip: the clip starts at 1000 s, but the clip or the video ends at 5.28 s"),
-    ({"video": VIDEO, "annotations": [{**CAPTION, "start": 1.0, "end": 5000.0}]},
-     "outside the clip: "),
-    ({"video": VIDEO, "annotations": [QA, percent_point(x=1, y=1, t=999.0)]},
+    (of_video({**CAPTION, "start": 1.0, "end": 5000.0}), "outside the clip: "),
+    (of_video(QA, percent_point(x=1, y=1, t=999.0)),
      r"outside the clip: annotations\[1\] has the time 999 s, but the clip lasts from 0 to 5\.28"),
-    ({"video": VIDEO, "annotations": [pixel_point(x=9999, y=1, t=0.0)]}, OUTSIDE),
-    ({"video": VIDEO, "annotations": [{**CAPTION, "at": 60}]}, "outside the clip: "),
-    ({"video": VIDEO, "annotations": [{"type": "qa", "turns": [
-        {"question": "q", "answer": "a"}, {**TRACK, "times": [60]}]}]},
+    (of_video(pixel_point(x=9999, y=1, t=0.0)), OUTSIDE),
+    (of_video({**CAPTION, "at": 60}), "outside the clip: "),
+    (of_video({"type": "qa", "turns": [
+        {"question": "q", "answer": "a"}, {**TRACK, "times": [60]}]}),
      r"outside the clip: annotations\[0\]\.turns\[1\] has the time 60 s"),
-    ({"video": VIDEO, "annotations": [{**TRACK, "times": [60]}]}, "outside the clip: "),
-    ({"video": VIDEO, "annotations": [{**TRACK, "query": {**TRACK_POINTS[0], "t": 60}}]},
-     "outside the clip: "),
+    (of_video({**TRACK, "times": [60]}), "outside the clip: "),
+    (of_video({**TRACK, "query": {**TRACK_POINTS[0], "t": 60}}), "outside the clip: "),
     ({"images": ["0.png"] * 6, "annotations": [QA]},
      "too long: the record has 6 images, but --data.max_images is 5"),
 ]
@@ -93,8 +99,8 @@ def test_unusable_media_and_times_cost_their_record_while_planning(folder, recor
 def test_a_time_may_lie_half_a_frame_outside_the_clip(folder):
     """A frame of this video lasts 0.04 s."""
     times = (0.981, 3.019, 0.979, 3.021)
-    records = open_records(folder, *({"video": CLIP, "annotations": [
-        percent_point(x=4, y=2, t=t)]} for t in times))
+    records = open_records(
+        folder, *(video(percent_point(x=4, y=2, t=t), video=CLIP) for t in times))
     for i in (0, 1):
         assert read_headers(records[i], CONFIG).times == [0, 0.5, 1, 1.5, 2]
     for i in (2, 3):
@@ -113,26 +119,24 @@ def test_points_that_refer_to_an_unturned_image_are_refused(folder, declared, an
                                                             is_refused):
     """Any other declared size is only a scale of the coordinates."""
     size = dict(zip(("width", "height"), declared, strict=True)) if declared else {}
-    record = first_record(folder, image(CAPTION, annotation, image={**GREY, **size}))
+    record = image(CAPTION, annotation, image={**GREY, **size})
     words = (r"^wrong record: annotations\[1\]: the size is given as 24 x 32 pixels, but 32 x 24 "
              "are displayed; .* --exif-unturned")
     if is_refused:
         with pytest.raises(Unreadable, match=words):
-            read_headers(record, CONFIG)
+            headers(folder, record)
     else:
-        assert read_headers(record, CONFIG).sizes == [(32, 24)]
+        assert headers(folder, record).sizes == [(32, 24)]
 
 
 def test_headers_give_sizes_times_and_subtitles_of_the_clip(folder):
     subtitles = [{"start": 2.0, "end": 2.5, "text": "hm"}]
-    record = {"video": CLIP, "annotations": [QA], "subtitles": subtitles}
-    info = read_headers(first_record(folder, record), CONFIG)
+    info = headers(folder, video(QA, video=CLIP, subtitles=subtitles))
     assert info == MediaInfo([(1280, 720)], [0, 0.5, 1, 1.5, 2], [(1.0, 1.5, "hm")])
-    text = {**record, "subtitles": "words"}
-    assert read_headers(first_record(folder, text), CONFIG).subtitles == "words"
-    assert read_headers(first_record(folder, {"annotations": [QA]}), CONFIG) == MediaInfo([])
+    assert headers(folder, video(QA, video=CLIP, subtitles="words")).subtitles == "words"
+    assert headers(folder, {"annotations": [QA]}) == MediaInfo([])
     images = {"images": GREY_FRAMES[:2], "annotations": [QA]}
-    assert read_headers(first_record(folder, images), CONFIG) == MediaInfo([(32, 24)] * 2)
+    assert headers(folder, images) == MediaInfo([(32, 24)] * 2)
 
 
 @pytest.mark.parametrize(("duration", "start", "end", "times", "clip_end"), [
@@ -151,7 +155,7 @@ def test_times_count_from_the_start_of_the_clip(duration, start, end, times, cli
 def test_videos_with_tracks_are_looked_at_where_the_tracks_have_points(folder):
     """Frame times follow the rate of the tracks, and are not spread over the video. So no point is
     lost that a frame could show (docs/molmo2.md 3.1)."""
-    record = first_record(folder, {"video": VIDEO, "annotations": [TRACK]})
+    record = first_record(folder, of_video(TRACK))
     for max_frames, n_seen in ((6, 6), (4, 4), (384, 6)):
         config = replace(CONFIG, max_frames=max_frames)
         times = read_headers(record, config).times
@@ -160,18 +164,17 @@ def test_videos_with_tracks_are_looked_at_where_the_tracks_have_points(folder):
         assert len(times) <= max_frames
         assert all(f"{100 * t + 50:03d} 500" in text for t in range(n_seen))
         assert f"{100 * n_seen + 50:03d} 500" not in text
-    ten_a_second = first_record(folder, {"video": VIDEO, "annotations": [TRACK | {"fps": 10}]})
-    config = replace(CONFIG, max_frames=4)
-    assert read_headers(ten_a_second, config).times == pytest.approx([0, 0.1, 0.2, 0.3])
+    ten_a_second = of_video(TRACK | {"fps": 10})
+    assert headers(folder, ten_a_second, max_frames=4).times == pytest.approx([0, 0.1, 0.2, 0.3])
 
 
 @pytest.mark.parametrize("fps", [25, 30, 29.97])
 def test_a_track_of_every_frame_is_asked_about_over_the_whole_video(folder, fps):
     """It is not sampled at 25 or 30 fps, because 128 frames would end after 5 seconds."""
     points = [{"t": k / fps, "id": 1, "x": 50, "y": 50} for k in range(int(60 * fps))]
-    track = {"type": "track", "label": "dot", "coords": "percent", "fps": fps, "points": points}
-    video = {"frames": [GREY_FRAMES[0]] * int(60 * fps), "fps": fps}
-    record = first_record(folder, {"video": video, "annotations": [track, CAPTION]})
+    track = {**TRACK, "fps": fps, "points": points}
+    frames = {"frames": [GREY_FRAMES[0]] * int(60 * fps), "fps": fps}
+    record = first_record(folder, video(track, CAPTION, video=frames))
     config = replace(CONFIG, max_frames=128)
     info = read_headers(record, config)
     assert len(info.times) == 120
@@ -213,11 +216,10 @@ def test_a_clip_of_frames_word_by_word_and_pixel_by_pixel(folder):
                      video_caption_weight=0.1, sqrt_length=True)
     point = {"type": "point", "label": "Dot", "coords": "pixel", "mode": "point",
              "question": "Where?", "points": [{"t": 1.4, "x": 16, "y": 6}]}      # in 32 x 24
-    video = {"frames": GREY_FRAMES, "fps": 2.5, "start": 0.4, "end": 2.2}
+    frames = {"frames": GREY_FRAMES, "fps": 2.5, "start": 0.4, "end": 2.2}
     subtitles = [{"start": 0.1, "end": 0.3, "text": "gone"},
                  {"start": 0.2, "end": 0.9, "text": "here"}]
-    record = {"video": video, "annotations": [point], "subtitles": subtitles}
-    example = encoded(folder, record, config)
+    example = encoded(folder, video(point, video=frames, subtitles=subtitles), config)
     text = TOKENIZER.decode(example.tokens)
     assert text.startswith("0.0  0.5  1.0  1.5  1.8 ")
     assert "0.0 - 0.5 here" in text

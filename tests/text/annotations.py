@@ -36,6 +36,11 @@ def one_turn(annotation, *args, **kwargs):
     return question, answer
 
 
+def answer_of(*args, **kwargs):
+    """The answer of an annotation with a single turn."""
+    return one_turn(*args, **kwargs)[1]
+
+
 def question_of(annotation, record, config):
     """The first question of an annotation, in the form of evaluation."""
     annotation, record = one_form(annotation, record)
@@ -46,6 +51,11 @@ def question_of(annotation, record, config):
 def draws(annotation, record=IMAGE, config=LATER, n=N_DRAWS, **kwargs):
     """n draws of (question, answer)."""
     return [one_turn(annotation, record, config, rng_for(i), **kwargs) for i in range(n)]
+
+
+def drawn_questions(*args, **kwargs):
+    """The questions of draws()."""
+    return [question for question, _ in draws(*args, **kwargs)]
 
 
 def share(flags):

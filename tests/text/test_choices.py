@@ -5,7 +5,16 @@ from collections import Counter
 
 import pytest
 
-from tests.text.annotations import IMAGE, LATER, STAGE1, draws, one_turn, question_of, share
+from tests.text.annotations import (
+    IMAGE,
+    LATER,
+    STAGE1,
+    drawn_questions,
+    draws,
+    one_turn,
+    question_of,
+    share,
+)
 from text.choices import INSTRUCTIONS, ONE_OPTION
 
 QUESTION = "Which colour?"
@@ -113,9 +122,9 @@ def test_a_blank_right_option_always_has_a_label():
 
 
 def test_multiple_choice_has_no_style_in_front_later_and_one_form_in_stage_1():
-    pairs = draws({**CHOICE, "style": "video_multiple_choice_w_subtitle"}, n=50)
-    assert all(question.startswith(QUESTION) for question, _ in pairs)
-    pairs = draws(CHOICE, config=STAGE1, n=50)
+    choice = {**CHOICE, "style": "video_multiple_choice_w_subtitle"}
+    assert all(question.startswith(QUESTION) for question in drawn_questions(choice, n=50))
+    questions = drawn_questions(CHOICE, config=STAGE1, n=50)
     lines = "A. red one\nB. blue one\nC. green, dark\nD. none of these"
-    without_length = {re.sub(r" \d+", "", question) for question, _ in pairs}
+    without_length = {re.sub(r" \d+", "", question) for question in questions}
     assert without_length == {f"a_okvqa_mc: {QUESTION}\n{ONE_OPTION}\n{lines}"}

@@ -13,6 +13,7 @@ from evaluation.prompts import encode_prompt
 from records.errors import Unreadable
 from records.mixture import Mixture
 from records.reader import Records
+from tests.records.samples import write
 from tests.training.stream import CONFIG
 from tests.weights.hf_models import (
     DATA_CONFIG,
@@ -248,9 +249,9 @@ def test_a_text_on_which_the_tokenizer_panics_costs_its_record(tokenizer, tmp_pa
     split = {"type": "Split", "pattern": {"Regex": "(a+)+b"}, "behavior": "Isolated",
              "invert": False}
     edit(tmp_path / "tokenizer.json", lambda raw: raw.update(pre_tokenizer=split))
-    (tmp_path / "mine.jsonl").write_text('{"annotations": [{"type": "text", "text": "%s"}]}'
-                                         % ("a" * 40))
-    mixture = Mixture([Records(tmp_path / "mine.jsonl")], [1], 0)
+    text = {"type": "text", "text": "a" * 40}
+    records = Records(write(tmp_path / "mine.jsonl", {"annotations": [text]}))
+    mixture = Mixture([records], [1], 0)
     found = measure(mixture, load_tokenizer(tmp_path, V), CONFIG, 0)
     assert found.reason.startswith("wrong text: ")
     with pytest.raises(Unreadable, match="wrong text"):

@@ -17,6 +17,7 @@ import vision
 from evaluation import answer, generate
 from model import PRESETS, Molmo2, rope_frequencies
 from records.reader import Records
+from tests.records.samples import write
 from tests.weights.hf_models import (
     DATA_CONFIG,
     EXTRAS,
@@ -216,8 +217,7 @@ def test_a_conversation_with_a_system_text_has_one_layout(processor, tokenizer, 
     config = dataclasses.replace(DATA_CONFIG, prefix_all=False)
     turns = [{"question": "One?", "answer": "Yes, one."}, {"question": "Two?", "answer": "Two."}]
     qa = {"type": "qa", "system": "Be brief.", "turns": turns}
-    (tmp_path / "r.jsonl").write_text(json.dumps({"annotations": [qa]}))
-    (record,) = Records(tmp_path / "r.jsonl")
+    (record,) = Records(write(tmp_path / "r.jsonl", {"annotations": [qa]}))
     trained = data.encode(record, tokenizer, config, VISION, 0, 0).tokens.tolist()
     prompts = []
     monkeypatch.setattr(

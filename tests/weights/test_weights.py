@@ -71,23 +71,30 @@ def test_a_missing_field_of_a_config_takes_its_default(run):
     assert files.load(run).config == CONFIG
 
 
+def config_json(**values):
+    return lambda model: edit(model / "config.json", **values)
+
+
+def data_json(**values):
+    return lambda model: edit(model / "data.json", **values)
+
+
 MISTAKES = {
-    "an unknown field": (lambda m: edit(m / "config.json", n_heads=4), "config.json", "'n_heads'"),
-    "an unknown setting": (lambda m: edit(m / "data.json", odd=1), "data.json", "'odd'"),
-    "a list for a number": (lambda m: edit(m / "data.json", max_crops=[8]), "data.json",
-                          "type int, not [8]"),
-    "a negative width": (lambda m: edit(m / "config.json", n_embd=-1), "config.json", "'n_embd'"),
-    "a family that does not exist": (lambda m: edit(m / "config.json", family="x"),
-                                     "config.json", "unknown family 'x'"),
-    "a billion blocks": (lambda m: edit(m / "config.json", n_layer=10**9),
-                         "config.json", "1000000000 layers are more than 1000"),
-    "a negative frame rate": (lambda m: edit(m / "data.json", fps=-1.0), "data.json", "'fps'"),
-    "another width": (lambda m: edit(m / "config.json", n_hidden=8), "has shape", "requires [8, "),
-    "another depth": (lambda m: edit(m / "config.json", n_layer=3), "same tensors", "blocks.2"),
+    "an unknown field": (config_json(n_heads=4), "config.json", "'n_heads'"),
+    "an unknown setting": (data_json(odd=1), "data.json", "'odd'"),
+    "a list for a number": (data_json(max_crops=[8]), "data.json", "type int, not [8]"),
+    "a negative width": (config_json(n_embd=-1), "config.json", "'n_embd'"),
+    "a family that does not exist": (config_json(family="x"), "config.json",
+                                     "unknown family 'x'"),
+    "a billion blocks": (config_json(n_layer=10**9), "config.json",
+                         "1000000000 layers are more than 1000"),
+    "a negative frame rate": (data_json(fps=-1.0), "data.json", "'fps'"),
+    "another width": (config_json(n_hidden=8), "has shape", "requires [8, "),
+    "another depth": (config_json(n_layer=3), "same tensors", "blocks.2"),
     "half a file": (lambda m: (m / "model.pt").write_bytes((m / "model.pt").read_bytes()[:9999]),
                     "model.pt", "cannot be used"),
     "no weights": (lambda m: (m / "model.pt").unlink(), "No such file", "model.pt"),
-    "no model": (lambda m: shutil.rmtree(m), "this folder contains no model"),
+    "no model": (shutil.rmtree, "this folder contains no model"),
     "no folder": (lambda m: shutil.rmtree(m.parent), "no such folder; to download", "hf download"),
     "no end": (lambda m: (shutil.rmtree(m), [(m.parent / f"step-{k}").mkdir() for k in (9, 15)]),
                "its run has not finished", "--resume", "--finish-at 15"),
