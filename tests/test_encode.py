@@ -196,6 +196,7 @@ def test_a_text_without_a_prompt_is_learned_from_its_first_token_on(folder, medi
         example = encoded(folder, record, epoch=epoch)
         texts = {"7 cats", *(other.get("text", "a") for other in others)}
         assert {*learned(example).rstrip("|").split("|")} == texts
+        assert {*example.weights.tolist()} <= {0, 1}
         tokens, targets = example.tokens.tolist(), example.targets.tolist()
         if others:                                   # starts with BOS, which predicts "7"
             start = tokens.index(ord("7"))

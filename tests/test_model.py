@@ -363,3 +363,9 @@ def test_yarn_is_used_on_its_layers_only(layers):
 def test_the_7b_model_has_yarn_on_every_fourth_layer():
     assert models.PRESETS["o7b"].yarn.layers == (3, 7, 11, 15, 19, 23, 27, 31)
     assert models.PRESETS["4b"].yarn.layers == models.PRESETS["8b"].yarn.layers == ()
+
+
+def test_the_decoder_of_the_small_preset_has_as_many_weights_as_qwen3_0_6b():
+    with torch.device("meta"):
+        model = models.Molmo2(models.PRESETS["small"])
+    assert sum(p.numel() for p in model.parameter_groups()["llm"]) == 596_049_920

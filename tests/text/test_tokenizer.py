@@ -28,6 +28,8 @@ def test_a_saved_tokenizer_is_loaded(tmp_path):
     assert (loaded.chat_start, loaded.chat_end, loaded.bos, loaded.eos) == (256, 257, 257, 257)
     assert loaded.ids == {word: 258 + k for k, word in enumerate(WORDS)}
     assert loaded.special["im_start"] == 384
+    with pytest.raises(ValueError, match="this byte tokenizer is not for a model of 385 ids"):
+        load_tokenizer(tmp_path, 385)
 
 
 def test_of_words_that_begin_alike_the_longest_is_taken_and_half_a_letter_is_marked():

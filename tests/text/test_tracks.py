@@ -175,9 +175,11 @@ def test_an_object_that_is_occluded_or_absent_on_a_frame_is_not_taken_from_a_nei
 
 
 def test_the_nearest_point_counts_and_one_further_than_half_an_interval_does_not():
-    track = track_of([0.05, 0.95, 1.02, 2.1], fps=6)
+    """1.6 s is 0.1 s away from 1.5 s, and half of 1/6 s is 0.083 s. Of two points that are equally
+    near, the earlier one counts."""
+    track = track_of([0.05, 0.95, 1.02, 1.6, 1.9375, 2.0625], fps=6)
     answer = answer_of(track, VIDEO, times=[0.0, 0.5, 1.0, 1.5, 2.0])
-    assert groups_of(answer) == {"0.0": 10, "1.0": 30}   # 2.1 s is 0.1 s away; half of 1/6 is 0.083
+    assert groups_of(answer) == {"0.0": 10, "1.0": 30, "2.0": 50}
 
 
 def test_a_track_never_starts_behind_the_frames_that_are_shown():

@@ -132,6 +132,7 @@ MISTAKES = {  # {command: {flags: a part of the sentence}}
                   "own --n 1": "contains records.jsonl, and tools.toy has not made"},
     "tools.view": {
         "--stage 9 --row 1 --out page.html": "--stage",
+        "--stage 1 --tiny": "required: --out",
         "--stage 1 --tiny --step 3 --out page.html": "--step N needs --run DIR",
         "--stage 1 --tiny --out a.html": "this command has not made this file",
         "--stage 1 --tiny --out notes": "the name must end in .html"},

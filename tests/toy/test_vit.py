@@ -42,6 +42,12 @@ def test_heads_of_a_new_vit_attend_to_neighbours():
     assert len(offsets) == 12
 
 
+@pytest.mark.parametrize(("step", "rate"), [
+    (1, 0.19995), (5, 0.99397), (50.5, 1.0), (100, 0.00048)])
+def test_the_learning_rate_rises_for_a_tenth_of_the_steps_and_falls_as_a_cosine(step, rate):
+    assert vit.learning_rate(step, 2.0, 100) == pytest.approx(rate, abs=1e-5)
+
+
 def test_labels_are_of_the_object_that_covers_most_of_a_patch():
     world = World("train")
     patch = SIZE // 10

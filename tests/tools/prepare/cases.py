@@ -397,11 +397,15 @@ CASES = {
         rows=[TWO_IMAGES | {"conversation": messages(*texts)} for texts in (
             ("<image> <image>\nSame?", "No. ", "Sure?", "Yes."),
             ("Left: <image> right: <image>", "No."),
+            ("<image> Left?", "Yes.", "<image> Right?", "No."),
             ("<image> Same?", "No."))],
         records=[
             record(dialogue("user_qa", "Same?", "No.", "Sure?", "Yes."),
                    images=["l.png", "r.png"]),
             record(dialogue("user_qa", ["Left: ", {"image": 0}, " right: ", {"image": 1}], "No."),
+                   images=["l.png", "r.png"]),
+            record(dialogue("user_qa", [{"image": 0}, " Left?"], "Yes.", [{"image": 1}, " Right?"],
+                            "No."),
                    images=["l.png", "r.png"]),
         ],
         skipped={"placeholders that do not fit the images": 1},
