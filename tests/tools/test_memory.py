@@ -153,3 +153,8 @@ def test_heads_and_keys_that_are_exchanged_take_a_communicator_each():
     config = config_of(SMALL, pack_crops=32, max_tokens=512, recompute=1.0)
     both = memory.count(replace(config, cp=4, cp_heads=2), torch.bfloat16, gpus=4).parts
     assert both["NCCL's buffers"] == 4 * memory.NCCL_BUFFERS       # all ranks, a row, heads, keys
+
+
+def test_each_of_two_nodes_has_all_weights():
+    flags = ["--stage", "3", "--preset", "8b", "--gpus", "16"]
+    assert memory.read_command(flags)[2].shard == 8

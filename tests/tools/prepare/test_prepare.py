@@ -13,7 +13,7 @@ from records.errors import Unreadable
 from stages import stage1, stage2
 from tests.tools.convert.command import run
 from tests.tools.prepare.cases import messages
-from tests.tools.prepare.command import prepare
+from tests.tools.prepare.command import prepare, write_parquet
 from tools.convert import make
 from tools.convert.benchmarks import BENCHMARKS
 from tools.convert.flags import parse
@@ -63,6 +63,15 @@ def test_a_damaged_parquet_file_costs_one_sentence(tmp_path):
     (sentence,) = err.splitlines()
     assert status == 2
     assert "torn.parquet cannot be used" in sentence
+
+
+@pytest.mark.extras("pyarrow")
+def test_other_columns_of_a_parquet_file_are_read_only_if_the_set_is_not_named(tmp_path):
+    path = write_parquet(tmp_path / "t.parquet", [{"messages": messages("a", "b"), "hue": "red"}])
+    for flags, value in (["--as", "tulu"], "not read"), ([], "red"):
+        status, _, err = run(path, tmp_path / "out.jsonl", "--overwrite", *flags)
+        assert status == 0
+        assert f"'hue' is not used; it occurs 1 time, for example with the value {value!r}" in err
 
 
 def test_files_that_are_named_are_all_read_whatever_their_splits(tmp_path):
