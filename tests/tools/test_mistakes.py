@@ -129,6 +129,7 @@ MISTAKES = {  # {command: {flags: a part of the sentence}}
     "tools.tensorboard": {"none": "log.jsonl: no such file; RUN is a run directory",
                           "run": "tensorboard is needed: pip install -r requirements-extras.txt"},
     "tools.toy": {"out --n -1": "--n: -1 must be at least 1",
+                  "out --what videos --split unseen": "--split unseen needs --what images",
                   "own --n 1": "contains records.jsonl, and tools.toy has not made"},
     "tools.view": {
         "--stage 9 --row 1 --out page.html": "--stage",

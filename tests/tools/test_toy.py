@@ -46,6 +46,8 @@ def test_the_command_replaces_files_only_in_a_folder_that_it_has_made(tmp_path, 
     for n in (1, 2):
         toy.main([str(tmp_path / "own"), "--n", str(n)])
     assert len(Records(tmp_path / "own/records.jsonl")) == 2
+    last = capsys.readouterr().out.splitlines()[-1]
+    assert last == f"2 records, the media and masks.npz were written to {tmp_path}/own."
 
 
 def test_a_command_that_fails_leaves_no_records_without_their_masks(tmp_path, monkeypatch):
