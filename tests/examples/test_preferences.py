@@ -156,8 +156,10 @@ def test_where_one_answer_does_not_fit_both_go_and_the_rest_stays():
     for k in range(20):  # which branch does not fit depends on the key of the record
         example = example_of(*pair(), PLAIN | {"question": f"What is it, {k}?"}, config=config)
         of_plain = example.weights[example.annotation == 3].sum()
+        of_questions = example.weights == 0
         pairs = preferences.find_pairs(example)
         assert example.weights.sum() == pytest.approx(len(pairs) + of_plain)
+        assert not example.weights[of_questions].any()
 
 
 def run(out, *flags):

@@ -60,6 +60,7 @@ MISTAKES = {  # {command: {flags: a part of the sentence}}
         "yolo out.jsonl": "data.yaml cannot be used: yaml is needed: pip install -r requirements-e",
         "a.parquet out.jsonl --as tulu": "pip install -r requirements-extras.txt",
         "split out.jsonl --as tulu": "contains the splits train, validation",
+        "split out.jsonl --as tulu --split test": "no parquet, json or jsonl file of the split 'te",
         "other.jsonl out.jsonl --as pixmo-points-basic": "and add --exclude raw/pixmo-points-eval",
         "other.jsonl out.jsonl --as pixmo-points-basic --exclude torn.jsonl":
             "must have the URL of an image",
@@ -92,6 +93,7 @@ MISTAKES = {  # {command: {flags: a part of the sentence}}
                 "is a folder: give only this one",
             "--prompt x --images a.png . --out a.jsonl": "is a folder: give only this one",
             "--prompt x --image a.png --out a.jsonl": "--out needs a folder",
+            f"--prompt x --images{20 * ' a.png'}": "--images: give at most ",
             "--prompt x --frames 3": "--frames needs --video F",
             "--prompt x --subtitles a.srt": "--subtitles needs --video F",
             "--prompt x --start 1": "--start needs --video F",
@@ -113,6 +115,7 @@ MISTAKES = {  # {command: {flags: a part of the sentence}}
     "tools.memory": {"--stage 3 --preset 4b --gpus 6 --cp 6": "--cp 6: 32 query and 8 kv heads"},
     "tools.plan": {
         "--stage 1 --data none.jsonl --out p.npz": "no such file: none.jsonl",
+        "--stage 1 --packs 3": "without --out, --data FILE is required and --packs is not allowed",
         "--stage 1 --data rows.jsonl --out a.npz": "this command has not made this file",
         "--stage 1 --data rows.jsonl --out rows.jsonl": "rows.jsonl: the name must end in .npz",
         "--stage 1 --out p.npz --data pipe.npz": "pipe.npz: this is not a regular file",
@@ -134,6 +137,7 @@ MISTAKES = {  # {command: {flags: a part of the sentence}}
     "tools.view": {
         "--stage 9 --row 1 --out page.html": "--stage",
         "--stage 1 --tiny": "required: --out",
+        "--stage 1 --tiny --row -1 --out page.html": "--row must be at least 0; --run DIR needs",
         "--stage 1 --tiny --step 3 --out page.html": "--step N needs --run DIR",
         "--stage 1 --tiny --out a.html": "this command has not made this file",
         "--stage 1 --tiny --out notes": "the name must end in .html"},

@@ -193,6 +193,8 @@ def test_a_step_of_a_run_is_shown_as_it_was_trained_on(tmp_path):
     view.main([*command, "--step", "2", "--row", "1"])
     shown = view.read_row_of_run(run, 2, 1).records[0]["id"]
     assert f"<code>{shown}</code>" in (tmp_path / "page.html").read_text()
+    _, _, err = run_main(view.main, *command, "--step", 9)
+    assert "--step 9 --row 0: the run has steps 1 to 3" in err
     changed = (run / "log.jsonl").read_text().replace(steps[2]["ids"], "0" * 16)
     (run / "log.jsonl").write_text(changed)
     status, _, err = run_main(view.main, *command, "--step", 2)

@@ -32,10 +32,10 @@ def swap_in():
     setattr(OWNER_OF[name], attribute, allow if name == "allow" else mine)
 
 
-def swapped_worker(*arguments):
+def swapped_worker(*arguments, **options):
     """The worker of tests/test_parallel.py. It runs in a new process, which must swap again."""
     swap_in()
-    importlib.import_module("tests.test_parallel").worker(*arguments)
+    return importlib.import_module("tests.test_parallel").worker(*arguments, **options)
 
 
 def pytest_configure(config):
@@ -44,5 +44,5 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if getattr(item.module, "run_workers", None):
+        if getattr(item.module, "worker", None):
             item.module.worker = swapped_worker

@@ -274,6 +274,10 @@ def test_choices_and_texts_of_label_studio_are_answers_and_captions(tmp_path):
         {"type": "qa", "question": "age", "answer": "4"},
         *MINIMAL["label-studio"][1]["annotations"], path="1.jpg")]
     assert skipped == {}
+    for medium, path in (("image", "1.jpg"), ("video", "1.mp4")):
+        records, _, _ = studio(tmp_path, about("choices", choices=["red"]), data={medium: path})
+        assert records == [{medium: path, "annotations": [
+            {"type": "qa", "question": "the colour", "answer": "red"}]}]
 
 
 @pytest.mark.parametrize(("fields", "kind"), [
@@ -284,6 +288,8 @@ def test_choices_and_texts_of_label_studio_are_answers_and_captions(tmp_path):
     ({"data": {"text": "a"}}, "not one medium"),
     ({"annotations": [{"result": [about("taxonomy", taxonomy=[])]}]}, "wrong record"),
     ({"annotations": [{"result": [{**RECTANGLE, "image_rotation": 90}]}]}, "a shape"),
+    ({"annotations": [{"result": [region("rectanglelabels", x="left")]}]}, "a shape"),
+    ({"data": {"video": "a.mp4"}}, "wrong record"),
 ])
 def test_tasks_of_label_studio_that_are_not_clear_are_skipped(tmp_path, fields, kind):
     assert studio(tmp_path, RECTANGLE, **fields)[:2] == ([], {kind: 1})
