@@ -44,5 +44,4 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        if getattr(item.module, "worker", None):
-            item.module.worker = swapped_worker
+        item.module.worker = swapped_worker  # only tests/test_parallel.py has a worker
