@@ -93,7 +93,6 @@ MISTAKES = {  # {command: {flags: a part of the sentence}}
                 "is a folder: give only this one",
             "--prompt x --images a.png . --out a.jsonl": "is a folder: give only this one",
             "--prompt x --image a.png --out a.jsonl": "--out needs a folder",
-            f"--prompt x --images{20 * ' a.png'}": "--images: give at most ",
             "--prompt x --frames 3": "--frames needs --video F",
             "--prompt x --subtitles a.srt": "--subtitles needs --video F",
             "--prompt x --start 1": "--start needs --video F",
