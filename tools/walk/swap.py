@@ -44,4 +44,4 @@ def pytest_configure(config):
 
 def pytest_collection_modifyitems(items):
     for item in items:
-        item.module.worker = swapped_worker  # of these tests, only test_parallel.py has a worker
+        item.module.worker = swapped_worker  # only tests/test_parallel.py uses it
