@@ -26,14 +26,14 @@ OPERATORS = {ast.Add: "-", ast.Sub: "+", ast.Mult: "/", ast.Div: "*", ast.FloorD
              ast.Mod: "//"}
 # {folder: its tests, if they are not only in the folder of the same name}; "" is the top level
 FOLDERS = {
-    "": "tests/test_*.py",
+    "": "tests/test_*.py tests/training",
     "text": "tests/text tests/weights tests/test_encode.py",
     "records": "tests/records tests/test_encode.py tests/tools/test_check.py",
     "training": "tests/training tests/test_train.py",
     "weights": "tests/weights tests/test_model.py tests/tools/test_hf.py "
                "tests/tools/test_memory.py",
     "evaluation": "tests/evaluation tests/test_train.py tests/tools/test_evaluate.py "
-                  "tests/tools/test_generate.py",
+                  "tests/tools/test_generate.py tests/tools/play/test_play.py",
     "toy": "tests/toy tests/test_train.py",
     "stages": "tests/training tests/test_stages.py",
     "tools/convert": "tests/tools/convert tests/tools/prepare tests/tools/test_benchmarks.py "

@@ -28,7 +28,7 @@ TESTS = Path(__file__).parents[1]
 
 
 def point(**fields):
-    """A record with an image and POINT, some fields of which are others."""
+    """A record of an image with the annotation POINT, in which these fields are replaced."""
     return image({**POINT, **fields})
 
 

@@ -14,9 +14,9 @@ from tests.test_layout import ROOT
 from tools.walk import __main__ as command
 from tools.walk import examples, experiments
 
-PAGE = (ROOT / "docs/walk" / "README.md").read_text(encoding="utf-8")
-MINE = ROOT / "docs/walk" / "mine.py"
-SOLUTIONS = ROOT / "tests/tools" / "walk/solutions.py"
+PAGE = (ROOT / "docs/walk/README.md").read_text(encoding="utf-8")
+MINE = ROOT / "docs/walk/mine.py"
+SOLUTIONS = ROOT / "tests/tools/walk/solutions.py"
 # a block of Python, and its output if the page shows it
 BLOCK = re.compile(r"^```python\n(.*?)\n```$(?:\n\n```text\n(.*?\n)```$)?", re.M | re.DOTALL)
 EXERCISES = [code for code, _ in BLOCK.findall(PAGE) if "NotImplementedError" in code]
