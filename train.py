@@ -32,7 +32,6 @@ if "OMP_WAIT_POLICY" not in os.environ:
     os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 import torch
-import torch.distributed as dist
 from tqdm import tqdm
 
 import packing
@@ -327,8 +326,6 @@ def finish(run, model, log, report, began, as_json):
     # would wait in the next collective, which fails after some minutes (training/ranks.py).
     run.ranks.barrier()
     scores = report.scores(run, model, run.out / "samples")
-    if run.ranks.mesh:
-        dist.destroy_process_group()
     if run.ranks.first:
         warn(describe_unreadable(run.out))
         seconds = time.monotonic() - began
@@ -366,6 +363,7 @@ def main(argv=None, open_objective=None, make_batch=batch_of):
             steps = Ahead(steps_with_batches(run, make_batch))
             train(run, model, groups, optimizer, objective, steps, log, report, args.eval_every)
             finish(run, model, log, report, began, args.json)
+        run.ranks.leave()
     # exit status 2: the user can correct it; 1: the run failed; 143 and 130: a signal ended it
     except (UserError, DataError) as e:
         end(2, e)

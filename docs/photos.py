@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 from PIL import Image
 
-from docs.svg import box, line, page, write
+from docs.svg import box, line, page, short, write
 from evaluation.evaluate import evaluate
 from evaluation.report import draw_curves
 from records.errors import plural
@@ -41,11 +41,12 @@ def picture(x, y, width, image):
     out = io.BytesIO()
     image.save(out, "JPEG", quality=80)
     uri = f"data:image/jpeg;base64,{base64.b64encode(out.getvalue()).decode()}"
-    return (f'<image x="{x}" y="{y}" width="{width}" height="{height:.5g}" href="{uri}"/>', height)
+    tag = f'<image x="{x}" y="{y}" width="{width}" height="{short(height)}" href="{uri}"/>'
+    return tag, height
 
 
 def circle(x, y, radius, kind):
-    return f'<circle cx="{x:.5g}" cy="{y:.5g}" r="{radius}" class="{kind}"/>'
+    return f'<circle cx="{short(x)}" cy="{short(y)}" r="{radius}" class="{kind}"/>'
 
 
 def dot(x, y, number):

@@ -8,20 +8,26 @@ from pathlib import Path
 TEMPLATE = Path(__file__).parent / "diagram.svg"
 
 
+def short(number):
+    """With two decimals at most, because the last digits of a computed number depend on the CPU."""
+    return f"{round(number, 2):g}"
+
+
 def box(x, y, width, height, kind):
-    return (f'<rect x="{x:.5g}" y="{y:.5g}" width="{width:.5g}" height="{height:.5g}" '
-            f'class="{kind}"/>')
+    return (f'<rect x="{short(x)}" y="{short(y)}" width="{short(width)}" '
+            f'height="{short(height)}" class="{kind}"/>')
 
 
 def line(kind, *points):
-    path = "L".join(f"{x:.5g} {y:.5g}" for x, y in points)
+    path = "L".join(f"{short(x)} {short(y)}" for x, y in points)
     return f'<path d="M{path}" class="{kind}"/>'
 
 
 def write(x, y, text, kind="", anchor="start"):
     """Lines of text, 14 units apart. y: the baseline of the first line."""
-    return "".join(f'<text x="{x:.5g}" y="{y + 14 * k:.5g}" text-anchor="{anchor}" class="{kind}">'
-                   f"{html.escape(words)}</text>" for k, words in enumerate(text.split("\n")))
+    return "".join(
+        f'<text x="{short(x)}" y="{short(y + 14 * k)}" text-anchor="{anchor}" class="{kind}">'
+        f"{html.escape(words)}</text>" for k, words in enumerate(text.split("\n")))
 
 
 def cells(x, y, width, height, kinds):

@@ -15,8 +15,6 @@ from contextlib import nullcontext, redirect_stderr
 from itertools import zip_longest
 from pathlib import Path
 
-import torch.distributed as dist
-
 from evaluation import pictures
 from evaluation.evaluate import SCORES, evaluate
 from evaluation.generate import evaluation_config
@@ -153,8 +151,6 @@ def main(argv=None):
         if args.draw:
             Path(args.draw).mkdir(parents=True, exist_ok=True)
         found = [evaluate_set(args, loaded, *one_set, ranks) for one_set in sets]
-        if ranks.world > 1:
-            dist.destroy_process_group()
         if ranks.first:  # nothing is written if a file could not be used
             write_predictions(args, path, sets, found)
     if ranks.first:
@@ -173,6 +169,7 @@ def main(argv=None):
         command.print_line(last_line)
         if args.draw:
             draw_pictures(args, sets, found)
+    ranks.leave()
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 are sent over gloo, so that the CPU need not wait for a GPU. A process alone sends nothing."""
 
 import os
+import sys
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -42,17 +43,18 @@ class Ranks:
         """-> on every rank, the list of the values of all ranks, in the order of the ranks."""
         return gather_objects(value, self.of_all)
 
-    def any_in_row(self, flag):
-        """-> is the flag set on one of the ranks that share a row?"""
-        if not self.of_row:
-            return flag
-        n_set = torch.tensor(int(flag))
-        dist.all_reduce(n_set, group=self.of_row)
-        return bool(n_set)
-
     def gather_in_row(self, value):
         """-> the values of the ranks that share a row."""
         return gather_objects(value, self.of_row)
+
+    def leave(self):
+        """Ends this process, and with success, if it is one of several."""
+        if self.world > 1:
+            dist.destroy_process_group()
+            sys.stdout.flush()
+            # The threads of gloo may still release tensors. If Python itself were ending at that
+            # moment, this would abort the process.
+            os._exit(0)
 
     def broadcast(self, value):
         """-> on every rank, the value of the first rank."""
