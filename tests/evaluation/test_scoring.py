@@ -145,6 +145,16 @@ def test_points_lie_on_the_image_they_name_in_its_own_pixels(tmp_path):
     assert metrics["images_point_f1"] == 0
 
 
+@pytest.mark.parametrize(("record", "number", "frame"), [
+    (image(MIDDLE, image="coins.png"), 2, 1),
+    (video({**MIDDLE, "points": [{"t": 0.5, "x": 0.5, "y": 0.5}]}, video="bigbuckbunny.mp4"),
+     0.52, 0.5)])
+def test_points_lie_on_the_only_image_and_times_have_one_decimal(tmp_path, record, number, frame):
+    answer = f'<points coords="{number} 1 500 500">x</points>'
+    _, (row,) = evaluate_answers(source(tmp_path, record), lambda q: answer)
+    assert row["predicted"][0][0] == row["true"][0][0] == frame
+
+
 def test_a_track_from_a_point_is_scored_after_it_and_for_its_object_alone(tmp_path):
     points = []
     for t in range(4):

@@ -41,11 +41,11 @@ def make_row(*flags):
 
 
 def read_runs(page):
-    """-> [(first, last, sees, HTML of the run), ..]"""
-    found = re.findall(r'<span class="run \w+" data-first="(\d+)" data-last="(\d+)" '
+    """-> [(kind, first, last, sees, HTML of the run), ..]"""
+    found = re.findall(r'<span class="run (\w+)" data-first="(\d+)" data-last="(\d+)" '
                        r'data-sees="([-\d ]+)">(.*?)</span>', page, re.DOTALL)
     assert len(found) == page.count("data-sees=")
-    return [(int(first), int(last), sees, inner) for first, last, sees, inner in found]
+    return [(kind, int(first), int(last), *rest) for kind, first, last, *rest in found]
 
 
 def read_circles(figure):
@@ -62,7 +62,7 @@ def read_image(text):
 def test_runs_and_blocks_allow_what_attention_allows(flags):
     _, allowed, page = make_row(*flags)
     T = len(allowed)
-    for _, token, sees, _ in read_runs(page):
+    for _, _, token, sees, _ in read_runs(page):
         seen = np.zeros(T, bool)
         for pair in sees.split():
             first, last = map(int, pair.split("-"))
@@ -87,7 +87,8 @@ def test_every_part_is_there_word_for_word_with_its_weights(flags):
     weights = row.batch.weights[0].numpy()
     text = ""
     shown = np.zeros_like(weights)
-    for first, last, _, inner in read_runs(page):
+    for kind, first, last, _, inner in read_runs(page):
+        assert {*row.batch.bidir[0, first : last + 1].gt(0).tolist()} == {kind == "visual"}
         text += html.unescape(re.sub("<(i|sup)>.*?</(i|sup)>", "", inner))
         shown[first : last + 1] = float((re.findall("<sup>(.*)</sup>", inner) or [0])[0])
     assert text == expected

@@ -73,6 +73,19 @@ def test_labels_are_of_the_object_that_covers_most_of_a_patch():
     assert shape_classes == set(range(len(shape_names) + 1))
 
 
+def test_the_first_steps_have_the_losses_that_they_had_before():
+    """A patch of an object counts 1, a patch of the background 0.1, and it has no place."""
+    losses = [[*line["nll"].values()] for line in vit.pretrain(toy_vit(), 0, 4, images=2)]
+    expected = [1.9079, 1.6768, 16.0957, 13.2303], [1.7586, 1.6621, 19.9597, 14.0547]
+    assert (losses[0], losses[3]) == tuple(pytest.approx(row, rel=0.01) for row in expected)
+    classes = np.array([[0, 0, 0, 0], [1, 1, -1, -1]])
+    shares = torch.tensor([[0.5, 0.5], [0.75, 0.25]]).log()
+    logits = [shares / 0.4, shares / 0.4, shares / 8, shares / 8]
+    of_both = (np.log(2) + 0.1 * np.log(4)) / 1.1
+    assert torch.stack(vit.nll_of_tasks(logits, classes)).tolist() == pytest.approx(
+        [of_both, of_both, np.log(2), np.log(2)])
+
+
 @pytest.mark.slow
 def test_patches_learn_their_objects():
     losses = [line["nll"] for line in vit.pretrain(toy_vit(), 0, 250, images=4)]

@@ -168,13 +168,14 @@ def test_annotations_of_a_series_are_true_of_its_images():
                 assert sum(shows) == 1
 
 
-@pytest.mark.parametrize(("stage", "share"), [(2, 0.7), (3, 0.85)])
-def test_most_draws_of_the_later_stages_are_videos(stage, share):
+@pytest.mark.parametrize(("stage", "share", "n_easy"), [(2, 0.7, 2), (3, 0.85, 0)])
+def test_most_draws_of_the_later_stages_are_videos(stage, share, n_easy):
     sources, rates = world.mixture(0, stage)
     assert sum(rates) == pytest.approx(1)
     of_videos = [rate for source, rate in zip(sources, rates, strict=True)
                  if hasattr(source, "frames")]
     assert sum(of_videos) == pytest.approx(share)
+    assert sum(getattr(source, "curriculum", False) for source in sources) == n_easy
 
 
 def test_an_object_is_brighter_than_its_ground_and_grounds_are_equally_bright():
