@@ -1,5 +1,7 @@
 """python -m tools.plan without --out: compares its numbers with numbers that are counted here."""
 
+import json
+
 import numpy as np
 import pytest
 from PIL import Image
@@ -8,6 +10,7 @@ import data
 import packing
 from records.reader import Records
 from tests.records.samples import image, write
+from tests.tools.command import run_main
 from text.tokenizer import ByteTokenizer
 from tools import plan
 from training.config import parse
@@ -49,6 +52,13 @@ def test_the_numbers_are_those_of_the_encoded_examples(tmp_path):
     assert found["packs"] == len(packs)
     assert found["examples_per_pack"] == round(N_USABLE / len(packs), 2)
     assert found["fill_tokens"] == pytest.approx(found["tokens"] / len(packs) / 800, abs=1e-4)
+    _, out, _ = run_main(plan.main, "--stage=1", "--tiny", "--data.max_tokens=800", "--pool_size=5",
+                         f"--data={tmp_path}/r.jsonl")
+    *lines, last = out.splitlines()
+    printed = json.loads(last)
+    assert (printed.pop("data"), printed.pop("stage")) == ([f"{tmp_path}/r.jsonl"], 1)
+    assert lines == [f"{name:18} {value}" for name, value in printed.items()]
+    assert printed.keys() == found.keys()
 
 
 def test_the_longest_wait_is_that_between_the_pack_before_an_example_and_its_own():

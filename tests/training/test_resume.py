@@ -21,7 +21,7 @@ import model
 import train
 from evaluation import report
 from records import media
-from records.errors import lock
+from records.errors import UserError, lock
 from tests.full_disk import files_up_to
 from tests.training.runs import (
     RECIPE,
@@ -295,6 +295,30 @@ def test_a_directory_that_holds_a_run_needs_resume_or_overwrite(whole, recipe, t
     assert {path.name for path in out.glob("step-*")} == {"step-by-step", "step-²", "step-07"}
     assert run(out, *recipe, "--resume") == 2
     sentence(capsys, "contains a run without a complete checkpoint to resume")
+
+
+def test_of_a_deleted_run_the_mark_of_its_directory_and_files_of_the_user_stay(tmp_path):
+    for name in (*checkpoint.RUN_FILES, "notes.txt"):
+        (tmp_path / name).touch()
+    for name in ("step-4", "step-6.part", "model", "samples", "tensorboard", "step-by-step"):
+        (tmp_path / name).mkdir()
+    checkpoint.delete_run(tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"config.json", "notes.txt", "step-by-step"}
+
+
+def test_a_checkpoint_of_another_model_does_not_fit(whole):
+    layer = torch.nn.Linear(1, 1)
+    with pytest.raises(UserError, match="step-6 does not fit this model: Missing key"):
+        checkpoint.restore(checkpoint.Checkpoint(whole / "step-6", 6), layer,
+                           torch.optim.AdamW(layer.parameters()))
+
+
+def test_a_log_that_was_deleted_is_begun_again(tmp_path):
+    resumed = SimpleNamespace(ranks=SimpleNamespace(first=True), out=tmp_path,
+                              resume_from=SimpleNamespace(step=4))
+    RunLog(resumed, {}).write({"step": 5})
+    assert (tmp_path / "log.jsonl").read_text() == '{"step": 5}\n'
 
 
 def test_adapters_started_from_the_default_directory_leave_it_and_can_be_resumed(

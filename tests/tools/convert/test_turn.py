@@ -85,6 +85,15 @@ def test_points_and_boxes_are_where_the_turned_image_shows_them(tmp_path, orient
         assert declared in ([], sizes[:1])
 
 
+def test_a_size_that_a_row_lacks_is_that_of_the_displayed_image(tmp_path):
+    save(tmp_path / "a.png", 6)
+    (tmp_path / "coco.json").write_text(json.dumps(COCO | {"images": [
+        {"id": 1, "file_name": "a.png"}]}))
+    run(tmp_path / "coco.json", tmp_path / "out.jsonl")
+    (record,) = read(tmp_path / "out.jsonl")
+    assert record["image"] == {"path": "a.png", "width": 30, "height": 40}
+
+
 @pytest.mark.parametrize("orientation", [1, 9])
 def test_a_record_without_a_turned_image_stays_as_it_is(tmp_path, orientation):
     save(tmp_path / "a.png", orientation)
