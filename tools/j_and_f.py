@@ -80,7 +80,7 @@ def score_objects(predicted, true):
     return {key: float(np.mean([scores[key] for scores in best])) for key in best[0]}
 
 
-def score_files(predicted_path, true_path, union=False):
+def score_files(predicted_path, true_path, union):
     """Two .npz files with an array (n,t,h,w) for each expression -> means over the expressions.
     union: see above. UserError if a predicted array is missing or has another shape than the true
     masks."""
