@@ -257,8 +257,8 @@ def end_question(video, absent, rng):
     if len(there) != 1 or there[0]["becomes"]:
         return []
     right = name_of(there[0])
-    gone = [name_of(o) for o in objects if o["gone"] < video["steps"] and not o["becomes"]]
-    wrong = [name for name in dict.fromkeys([*gone, *absent]) if name != right][:2]
+    others = [name_of(o) for o in objects if not o["becomes"]]
+    wrong = [name for name in dict.fromkeys([*others, *absent]) if name != right][:2]
     options = [right, *wrong]
     order = rng.permutation(3).tolist()
     return [{

@@ -155,6 +155,17 @@ def test_heads_and_keys_that_are_exchanged_take_a_communicator_each():
     assert both["NCCL's buffers"] == 4 * memory.NCCL_BUFFERS       # all ranks, a row, heads, keys
 
 
-def test_each_of_two_nodes_has_all_weights():
-    flags = ["--stage", "3", "--preset", "8b", "--gpus", "16"]
-    assert memory.read_command(flags)[2].shard == 8
+def test_each_of_two_nodes_has_all_weights_and_a_rank_no_more_packs_than_its_share():
+    flags = ["--stage=3", "--preset=8b", "--gpus=16", "--batch=32", "--micro-batch=4"]
+    _, _, config = memory.read_command(flags)
+    assert (config.shard, repr(config.micro_batch)) == (8, "2")
+
+
+@pytest.mark.parametrize(("gib", "verdict"), [
+    (9, "fits, 90% used"), (9.5, "too tight, 95% used"), (10, "too tight, 100% used"),
+    (11, "does not fit, 110% used")])
+def test_a_card_is_filled_to_nine_tenths(capsys, monkeypatch, gib, verdict):
+    monkeypatch.setattr(memory, "GPU_SIZES", {10: 10})
+    step = SimpleNamespace(parts={}, peaks={"forward": gib * 2**30})
+    monkeypatch.setattr(memory, "count", lambda *_: step)
+    assert f" 10 GB: {verdict}\n" in printed(capsys, "--stage=1 --tiny")[0]
