@@ -79,6 +79,7 @@ CASES = {
             {"video_id": "f", "merged_caption": "No time.", "annotation_score": 5,
              "video_start": 3.0, "video_end": 3.0},
             {"video_id": "NyuA4FatDQk", "merged_caption": "x", "annotation_score": 5},
+            {"video_id": "", "merged_caption": "x", "annotation_score": 5},
         ],
         records=[
             record(caption("video_short_caption", "Short."),
@@ -88,7 +89,7 @@ CASES = {
             record(caption("video_merged_caption", "Only."), video={"path": "d.mp4"}),
         ],
         skipped={"annotation_score below 3": 1, "clip that ends before it starts": 1,
-                 "video known not to decode": 1},
+                 "video known not to decode": 1, "no video": 1},
     ),
     "molmo2-videocapqa": Case(
         rows=[
