@@ -109,7 +109,7 @@ MISTAKES = {  # {command: {flags: a part of the sentence}}
         }.items()},
         "--model run --prompt x --video": "--video without a file needs --model toy",
         "--model run --prompt x --draw b.png": "--draw needs --image, --images or --video"},
-    "tools.hf": {"import none out": "none: no such folder"},
+    "tools.hf": {"": "required: COMMAND", "import none out": "none: no such folder"},
     "tools.j_and_f": {"--predicted none.npz --masks none.npz": "none.npz"},
     "tools.memory": {"--stage 3 --preset 4b --gpus 6 --cp 6": "--cp 6: 32 query and 8 kv heads"},
     "tools.plan": {
