@@ -3,6 +3,8 @@ sentence for a mistake."""
 
 import argparse
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -12,6 +14,7 @@ from evaluation.generate import Sampling
 from tests.evaluation.answers import clip_with_masks
 from tests.evaluation.small_model import DATA, MEDIA, save_run
 from tests.full_disk import files_up_to
+from tests.test_layout import ROOT
 from tests.tools.command import run_main
 from tools import evaluate, toy
 from toy.images import World
@@ -83,6 +86,16 @@ def test_several_files_are_scored_apart(call, clip, tmp_path):
     names = sorted(path.name.split("-")[0] for path in (tmp_path / "drawn").glob("*.png"))
     assert names == ["astronaut", "chelsea", "coffee", "coins", "coins"]
     assert list((tmp_path / "drawn" / f"2-{clip[1].name}").glob("*.png"))
+
+
+@pytest.mark.slow
+def test_three_processes_print_what_one_prints(call, saved_run, tmp_path):
+    flags = ["--data", MEDIA / "records.jsonl", "--media", MEDIA, "--max-new", "3"]
+    _, lines, *_ = call(*flags)
+    three = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3",
+             "-m", "tools.evaluate", "--model", saved_run, "--out", tmp_path / "three"]
+    ended = subprocess.run([*three, *flags], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert ended.stdout.splitlines() == lines
 
 
 def test_masks_belong_to_their_own_file_and_the_last_files_need_none(call, tmp_path):

@@ -309,6 +309,8 @@ def test_a_file_becomes_these_records(tmp_path, files, records, skipped):
     ({"a.json": [{"path": "b.jsonl", "rate": 1}]}, "this is a mixture; give it a name"),
     ({"a.json": [{"group": "g", "data": []}]}, "this is a mixture; give it a name"),
     ({"f/labels/train/1.txt": "", "f/data.yaml": "names: [a]"}, "files below it: "),
+    ({"f/labels/1.txt": LINES[0], "f/images/1.jpg": ""}, "YOLO needs .txt files in this folder, "),
+    ({"f/labels/1.txt": LINES[0], "f/classes.txt": "a"}, "and images with the same names in "),
     *(pytest.param(yolo(text, LINES[0], name="data.yaml"), words, marks=PYYAML) for text, words in (
         ("kpt_shape: [1, 3]\nnames: [a]", "and no key points"), ("a", "must contain 'names'"),
         ("names: [a", "line 1, column 10"), ("names: {a: 0}", "class 'a' in 'names' must be a"),
