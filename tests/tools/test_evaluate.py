@@ -14,6 +14,7 @@ from evaluation.generate import Sampling
 from tests.evaluation.answers import clip_with_masks
 from tests.evaluation.small_model import DATA, MEDIA, save_run
 from tests.full_disk import files_up_to
+from tests.records.samples import QA, image, video, write
 from tests.test_layout import ROOT
 from tests.tools.command import run_main
 from tools import evaluate, toy
@@ -89,9 +90,15 @@ def test_several_files_are_scored_apart(call, clip, tmp_path):
 
 
 @pytest.mark.slow
-def test_three_processes_print_what_one_prints(call, saved_run, tmp_path):
-    flags = ["--data", MEDIA / "records.jsonl", "--media", MEDIA, "--max-new", "3"]
+def test_three_processes_that_share_the_records_print_what_one_prints(call, saved_run, tmp_path):
+    for name, n_bytes in (("rocket.jpg", 9000), ("bigbuckbunny.mp4", 300_000), ("coffee.png", -1)):
+        (tmp_path / name).write_bytes((MEDIA / name).read_bytes()[:n_bytes])
+    images = [image(QA, image=name) for name in ("rocket.jpg", *["coffee.png"] * 4)]
+    damaged = video(QA, video="bigbuckbunny.mp4")
+    flags = ["--data", write(tmp_path / "r.jsonl", *images, damaged), "--max-new", "3"]
     _, lines, *_ = call(*flags)
+    scores = json.loads(lines[-1])
+    assert (scores["skipped"], scores["n_qa"]) == (2, 4)
     three = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3",
              "-m", "tools.evaluate", "--model", saved_run, "--out", tmp_path / "three"]
     ended = subprocess.run([*three, *flags], cwd=ROOT, capture_output=True, text=True, check=True)
