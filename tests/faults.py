@@ -328,7 +328,7 @@ FAST = {
         ('text.split("Answer:")[1]', 'text.split("Answer:")[-1]'),
     ],
     "evaluation/evaluate.py": [
-        "tests/evaluation/test_evaluate.py tests/evaluation/test_ranks.py",
+        "tests/evaluation/test_evaluate.py",
         ("if weight:\n                asked", "if True:\n                asked"),
         ("sums[name] += loss", "sums[name] = loss"),
     ],

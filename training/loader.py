@@ -216,13 +216,15 @@ class Loader:
         pack = self.packs_ahead.popleft()
         failed = isinstance(examples, Exception)
         reasons = examples if failed else [example.unreadable for example in examples]
-        of_ranks = self.ranks.gather_in_row(reasons)
-        for error in of_ranks:
-            if isinstance(error, Exception):
-                # the exit status is the same as when the planner finds the mistake first
-                kind = RankDataError if isinstance(error, DataError) else RankError
-                raise kind(str(error))
-        reasons = [next(filter(None, each), "") for each in zip(*of_ranks, strict=True)]
+        # Reasons are rare, so the ranks exchange them only if there is one.
+        if self.ranks.any_in_row(failed or any(reasons)):
+            of_ranks = self.ranks.gather_in_row(reasons)
+            for error in of_ranks:
+                if isinstance(error, Exception):
+                    # the exit status is the same as when the planner finds the mistake first
+                    kind = RankDataError if isinstance(error, DataError) else RankError
+                    raise kind(str(error))
+            reasons = [next(filter(None, each), "") for each in zip(*of_ranks, strict=True)]
         row = []
         for (item, shard), example, reason in zip(pack, examples, reasons, strict=True):
             # unreadable on another rank of the group

@@ -43,13 +43,20 @@ class Ranks:
         """-> on every rank, the list of the values of all ranks, in the order of the ranks."""
         return gather_objects(value, self.of_all)
 
+    def any_in_row(self, flag):
+        """-> is the flag set on one of the ranks that share a row?"""
+        n_set = torch.tensor(int(flag))
+        if self.of_row:
+            dist.all_reduce(n_set, group=self.of_row)
+        return bool(n_set)
+
     def gather_in_row(self, value):
         """-> the values of the ranks that share a row."""
         return gather_objects(value, self.of_row)
 
     def leave(self):
         """Ends this process, and with success, if it is one of several."""
-        if self.world > 1:
+        if self.mesh:
             dist.destroy_process_group()
             sys.stdout.flush()
             # The threads of gloo may still release tensors. If Python itself were ending at that
@@ -65,10 +72,10 @@ class Ranks:
 
 
 def gather_objects(value, group):
-    if not group:
-        return [value]
-    values = [None] * dist.get_world_size(group)
-    dist.all_gather_object(values, value, group)
+    values = [value]
+    if group:
+        values *= dist.get_world_size(group)
+        dist.all_gather_object(values, value, group)
     return values
 
 
@@ -110,9 +117,8 @@ def join_ranks(cp, device, cp_heads=0):
 
 def all_reduce_sums(numbers):
     """{name: number} of this rank -> {name: sum over all ranks}. The types stay the same."""
-    if not dist.is_initialized():
-        return dict(numbers)
     values = torch.tensor([float(v) for v in numbers.values()], dtype=torch.float64)
-    dist.all_reduce(values)
-    sums = zip(numbers, values.tolist(), strict=True)
+    if dist.is_initialized():
+        dist.all_reduce(values)
+    sums = zip(numbers, values, strict=True)
     return {name: type(numbers[name])(value) for name, value in sums}
