@@ -55,7 +55,7 @@ class Ranks:
         return gather_objects(value, self.of_row)
 
     def leave(self):
-        """Ends this process, and with success, if it is one of several."""
+        """Ends this process with status 0 if it is one of several. A process alone continues."""
         if self.mesh:
             dist.destroy_process_group()
             sys.stdout.flush()
