@@ -9,8 +9,9 @@ TEMPLATE = Path(__file__).parent / "diagram.svg"
 
 
 def short(number):
-    """With two decimals at most, because the last digits of a computed number depend on the CPU."""
-    return f"{round(number, 2):g}"
+    """A number -> its text with two decimals at most, and never "-0". The later digits of a
+    computed number depend on the CPU."""
+    return f"{round(number, 2) + 0.0:g}"
 
 
 def box(x, y, width, height, kind):

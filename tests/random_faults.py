@@ -88,7 +88,8 @@ def faults_of(node):
     elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
         yield begin(node), end(node), repr(not node.value)
     elif isinstance(node, ast.Constant) and isinstance(node.value, (int, float)):
-        new = node.value + 1 if isinstance(node.value, int) else node.value * 1.5 or 1.0
+        # 0.0 becomes 1.0
+        new = node.value + 1 if isinstance(node.value, int) else (node.value * 1.5 or 1.0)
         yield begin(node), end(node), repr(new)
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
         yield begin(node), begin(node.operand), ""

@@ -110,6 +110,7 @@ def write():
 @pytest.mark.parametrize("stage", CONFIGS)
 def test_every_record_becomes_the_same_arrays(stage):
     expected = json.loads(REFERENCE.read_text())
+    assert {name.rpartition(", ")[2] for name in expected} == {*CONFIGS}
     for name, record in records_by_name().items():
         found = encoded(record, CONFIGS[stage]) if record else "cannot be used"
         wanted = expected.pop(f"{name}, {stage}")

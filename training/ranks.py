@@ -55,12 +55,13 @@ class Ranks:
         return gather_objects(value, self.of_row)
 
     def leave(self):
-        """Ends this process with status 0 if it is one of several. A process alone continues."""
+        """Ends this process with status 0 if it is one of several. A process alone continues. Of
+        open files only stdout is flushed."""
         if self.mesh:
-            dist.destroy_process_group()
             sys.stdout.flush()
-            # The threads of gloo may still release tensors. If Python itself were ending at that
-            # moment, this would abort the process.
+            dist.destroy_process_group()
+            # The threads of gloo may still release tensors after this. If one of them did so while
+            # Python ends, the process would abort, so Python's own end is skipped.
             os._exit(0)
 
     def broadcast(self, value):

@@ -1,4 +1,4 @@
-"""For the evaluation, each rank gathers a model whose weights are sharded."""
+"""Each rank gathers the whole of a sharded model before the evaluation."""
 
 import pytest
 import torch
@@ -27,8 +27,8 @@ def adapted_model():
 
 
 def gather_and_compare(rank, world):
-    """What is gathered of a sharded model, to be asked and to be saved, is the whole model, with
-    its adapters merged."""
+    """gather_on_each, for the evaluation, and whole_copy, for saving, return the whole model with
+    merged adapters."""
     ranks = Ranks(rank, world, parallel.make_mesh(1), of_all=dist.group.WORLD)
     half = gather_on_each(parallel.parallelize(random_model(), ranks.mesh), ranks,
                           torch.device("cpu"), torch.bfloat16)

@@ -149,7 +149,7 @@ def test_points_lie_on_the_image_they_name_in_its_own_pixels(tmp_path):
     (image(MIDDLE, image="coins.png"), 2, 1),
     (video({**MIDDLE, "points": [{"t": 0.5, "x": 0.5, "y": 0.5}]}, video="bigbuckbunny.mp4"),
      0.52, 0.5)])
-def test_points_lie_on_the_only_image_and_times_have_one_decimal(tmp_path, record, number, frame):
+def test_points_lie_on_the_only_image_and_times_are_rounded(tmp_path, record, number, frame):
     answer = f'<points coords="{number} 1 500 500">x</points>'
     _, (row,) = evaluate_answers(source(tmp_path, record), lambda q: answer)
     assert row["predicted"][0][0] == frame

@@ -166,7 +166,7 @@ def test_videos_with_tracks_are_looked_at_where_the_tracks_have_points(folder):
         assert f"{100 * n_seen + 50:03d} 500" not in text
     ten_a_second = of_video(TRACK | {"fps": 10})
     assert headers(folder, ten_a_second, max_frames=4).times == pytest.approx([0, 0.1, 0.2, 0.3])
-    two_rates = of_video(TRACK | {"fps": 5}, TRACK)              # the lower one is taken
+    two_rates = of_video(TRACK | {"fps": 5}, TRACK)              # frames follow the lower rate
     assert headers(folder, two_rates, max_frames=4).times == pytest.approx([0, 1, 2, 3])
 
 

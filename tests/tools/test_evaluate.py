@@ -91,9 +91,11 @@ def test_several_files_are_scored_apart(call, clip, tmp_path):
 
 @pytest.mark.slow
 def test_three_processes_that_share_the_records_print_what_one_prints(call, saved_run, tmp_path):
-    for name, n_bytes in (("rocket.jpg", 9000), ("bigbuckbunny.mp4", 300_000), ("coffee.png", -1)):
+    sizes = {"rocket.jpg": 9000, "bigbuckbunny.mp4": 300_000, "coffee.png": None, "coins.png": None}
+    for name, n_bytes in sizes.items():
         (tmp_path / name).write_bytes((MEDIA / name).read_bytes()[:n_bytes])
-    images = [image(QA, image=name) for name in ("rocket.jpg", *["coffee.png"] * 4)]
+    images = [image(QA | {"question": f"What is {k}?"}, image=name) for k, name in enumerate(
+        ("rocket.jpg", "coffee.png", "coffee.png", "coins.png", "coins.png"))]
     damaged = video(QA, video="bigbuckbunny.mp4")
     flags = ["--data", write(tmp_path / "r.jsonl", *images, damaged), "--max-new", "3"]
     _, lines, *_ = call(*flags)
@@ -103,6 +105,8 @@ def test_three_processes_that_share_the_records_print_what_one_prints(call, save
              "-m", "tools.evaluate", "--model", saved_run, "--out", tmp_path / "three"]
     ended = subprocess.run([*three, *flags], cwd=ROOT, capture_output=True, text=True, check=True)
     assert ended.stdout.splitlines() == lines
+    rows = [(tmp_path / out / "predictions.jsonl").read_text() for out in ("three", "out")]
+    assert rows[0] == rows[1]
 
 
 def test_masks_belong_to_their_own_file_and_the_last_files_need_none(call, tmp_path):

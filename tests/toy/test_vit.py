@@ -74,10 +74,12 @@ def test_labels_are_of_the_object_that_covers_most_of_a_patch():
 
 
 def test_the_first_steps_have_the_losses_that_they_had_before():
-    """A patch of an object counts 1, a patch of the background 0.1, and it has no place."""
     losses = [[*line["nll"].values()] for line in vit.pretrain(toy_vit(), 0, 4, images=2)]
     expected = [1.9079, 1.6768, 16.0957, 13.2303], [1.7586, 1.6621, 19.9597, 14.0547]
     assert (losses[0], losses[3]) == tuple(pytest.approx(row, rel=0.01) for row in expected)
+
+
+def test_a_patch_of_the_background_counts_a_tenth_and_has_no_position():
     classes = np.array([[0, 0, 0, 0], [1, 1, -1, -1]])
     shares = torch.tensor([[0.5, 0.5], [0.75, 0.25]]).log()
     logits = [shares / 0.4, shares / 0.4, shares / 8, shares / 8]

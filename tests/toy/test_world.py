@@ -169,7 +169,7 @@ def test_annotations_of_a_series_are_true_of_its_images():
 
 
 @pytest.mark.parametrize(("stage", "share", "n_easy"), [(2, 0.7, 2), (3, 0.85, 0)])
-def test_most_draws_of_the_later_stages_are_videos(stage, share, n_easy):
+def test_most_draws_of_later_stages_are_videos_and_only_stage_2_starts_easy(stage, share, n_easy):
     sources, rates = world.mixture(0, stage)
     assert sum(rates) == pytest.approx(1)
     of_videos = [rate for source, rate in zip(sources, rates, strict=True)

@@ -71,7 +71,8 @@ def test_a_hundred_unusable_records_in_a_row_stop_planning_after_a_resume_too(tm
         list(again)
     assert 0 < n_bad < 100
     assert again.planner.next_index == first.planner.next_index
-    again.restore(state, same_data=False)                # the next record is still the next one
+    # with other data the position stays, and the pool does not
+    again.restore(state, same_data=False)
     assert again.planner.state() == state["planner"] | {"pool": []}
 
 

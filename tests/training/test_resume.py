@@ -297,14 +297,14 @@ def test_a_directory_that_holds_a_run_needs_resume_or_overwrite(whole, recipe, t
     sentence(capsys, "contains a run without a complete checkpoint to resume")
 
 
-def test_of_a_deleted_run_the_mark_of_its_directory_and_files_of_the_user_stay(tmp_path):
-    for name in (*checkpoint.RUN_FILES, "notes.txt"):
+def test_overwrite_deletes_every_file_of_a_run_except_config_json(tmp_path):
+    for name in ("config.json", "log.jsonl", "loss.png", "scores.png", "progress.gif",
+                 "result.json"):
         (tmp_path / name).touch()
-    for name in ("step-4", "step-6.part", "model", "samples", "tensorboard", "step-by-step"):
+    for name in ("step-4", "step-6.part", "model", "samples", "tensorboard"):
         (tmp_path / name).mkdir()
     checkpoint.delete_run(tmp_path)
-    names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"config.json", "notes.txt", "step-by-step"}
+    assert [path.name for path in tmp_path.iterdir()] == ["config.json"]
 
 
 def test_a_checkpoint_of_another_model_does_not_fit(whole):
@@ -314,7 +314,7 @@ def test_a_checkpoint_of_another_model_does_not_fit(whole):
                            torch.optim.AdamW(layer.parameters()))
 
 
-def test_a_log_that_was_deleted_is_begun_again(tmp_path):
+def test_a_resumed_run_starts_a_new_log_if_the_log_was_deleted(tmp_path):
     resumed = SimpleNamespace(ranks=SimpleNamespace(first=True), out=tmp_path,
                               resume_from=SimpleNamespace(step=4))
     RunLog(resumed, {}).write({"step": 5})

@@ -2,6 +2,7 @@
 and the row on two processes (gloo) with parallel.py of the project."""
 
 import dataclasses
+import os
 import tempfile
 from functools import cache
 from pathlib import Path
@@ -115,6 +116,7 @@ def worker(rank, folder):
     torch.save(found, f"{folder}/{rank}.pt")
     dist.barrier()  # no process may end while the other one still waits for it
     dist.destroy_process_group()
+    os._exit(0)  # without Python's own end, as in Ranks.leave (training/ranks.py)
 
 
 def share_crops(rank):

@@ -85,7 +85,7 @@ def test_points_and_boxes_are_where_the_turned_image_shows_them(tmp_path, orient
         assert declared in ([], sizes[:1])
 
 
-def test_a_size_that_a_row_lacks_is_that_of_the_displayed_image(tmp_path):
+def test_an_entry_without_a_size_gets_the_size_of_the_displayed_image(tmp_path):
     save(tmp_path / "a.png", 6)
     (tmp_path / "coco.json").write_text(json.dumps(COCO | {"images": [
         {"id": 1, "file_name": "a.png"}]}))
