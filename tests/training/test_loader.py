@@ -79,7 +79,7 @@ def test_an_error_of_a_record_ends_what_a_process_has_measured(files, monkeypatc
 
 
 PROGRAM = """
-import json, os
+import json
 from dataclasses import replace
 import torch
 from tests.training.stream import CONFIG, loader_of, taken

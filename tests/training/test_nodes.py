@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -29,11 +30,18 @@ def start_node(out, port):
 
 
 def lose(node):
-    """Kills an agent and its rank, so that they cannot notify the other agent."""
+    """Kills an agent and its rank, so that they cannot notify the other agent -> its output."""
     workers = pids_of_ranks(node).values()
     for pid in (node.pid, *workers):
         os.kill(pid, signal.SIGKILL)
-    node.communicate(timeout=60)
+    return node.communicate(timeout=60)[0]
+
+
+def output_of(node):
+    """Waits for the end of an agent -> its output. If it does not end, it is killed."""
+    with suppress(subprocess.TimeoutExpired):
+        return node.communicate(timeout=280)[0]
+    return lose(node)
 
 
 def test_three_replaced_nodes_join_and_the_run_logs_what_it_would_have_logged(tmp_path):
@@ -44,7 +52,7 @@ def test_three_replaced_nodes_join_and_the_run_logs_what_it_would_have_logged(tm
     port = free_port()
     nodes = [start_node(plain, port), start_node(plain, port)]
     for node in nodes:
-        text, _ = node.communicate(timeout=280)
+        text = output_of(node)
         assert node.returncode == 0, text
 
     port = free_port()
@@ -57,7 +65,7 @@ def test_three_replaced_nodes_join_and_the_run_logs_what_it_would_have_logged(tm
                      and n_lines(broken) >= n)
             lose(nodes[-1])
             nodes.append(start_node(broken, port))
-        texts = [node.communicate(timeout=280)[0] for node in (first, nodes[-1])]
+        texts = [output_of(node) for node in (first, nodes[-1])]
     finally:
         for node in nodes:
             node.kill()
