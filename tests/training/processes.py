@@ -1,6 +1,7 @@
 """Runs train.py in separate processes, for tests that kill them."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -27,7 +28,10 @@ def start(out, *flags, ranks=0, program="train.py", cwd=ROOT, env=None, **option
 def outputs_of(process, status=0):
     """Waits for the end of a process, asserts its exit status -> its stdout and stderr."""
     stdout, stderr = process.communicate(timeout=300)
-    assert process.returncode == status, stderr
+    expected = {status}
+    if status and "torch.distributed.run" in process.args:
+        expected.add(-signal.SIGABRT)  # now and then, torchrun aborts at the end of Python
+    assert process.returncode in expected, stderr
     return stdout, stderr
 
 
