@@ -55,13 +55,13 @@ class Ranks:
         return gather_objects(value, self.of_row)
 
     def leave(self):
-        """Ends this process with status 0 if it is one of several. A process alone continues. Of
-        open files only stdout is flushed."""
+        """Ends this process with status 0 if it is one of several. A process alone continues. Only
+        stdout is flushed, so all other files must be closed before."""
         if self.mesh:
             sys.stdout.flush()
             dist.destroy_process_group()
-            # The threads of gloo may still release tensors after this. If one of them did so while
-            # Python ends, the process would abort, so Python's own end is skipped.
+            # The threads of gloo may still release tensors. If one of them did so while Python
+            # ends, the process would abort. os._exit skips the end of Python.
             os._exit(0)
 
     def broadcast(self, value):

@@ -32,8 +32,8 @@ def gather_and_compare(rank, world):
     ranks = Ranks(rank, world, parallel.make_mesh(1), of_all=dist.group.WORLD)
     half = gather_on_each(parallel.parallelize(random_model(), ranks.mesh), ranks,
                           torch.device("cpu"), torch.bfloat16)
-    for ours, theirs in zip(half.parameters(), random_model().parameters(), strict=True):
-        assert torch.equal(ours, theirs.to(torch.bfloat16))
+    for p, whole in zip(half.parameters(), random_model().parameters(), strict=True):
+        assert torch.equal(p, whole.to(torch.bfloat16))
     whole = adapted_model()
     wanted = lora.merged(whole, whole.state_dict(), torch.float32)
     model = parallel.parallelize(adapted_model(), ranks.mesh)

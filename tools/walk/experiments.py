@@ -116,7 +116,7 @@ def worker(rank, folder):
     torch.save(found, f"{folder}/{rank}.pt")
     dist.barrier()  # no process may end while the other one still waits for it
     dist.destroy_process_group()
-    os._exit(0)  # without Python's own end, as in Ranks.leave (training/ranks.py)
+    os._exit(0)  # skips the end of Python, as Ranks.leave does (training/ranks.py)
 
 
 def share_crops(rank):
