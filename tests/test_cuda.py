@@ -1,5 +1,5 @@
 """Tests on a GPU, with the toy model: python -m pytest -m cuda. They are skipped without a GPU,
-and tests that need two GPUs are skipped with one.
+and tests that need two GPUs are skipped with one. Two ranks on one GPU exchange tensors over gloo.
 
 MOLMO_TEST_DEVICE=cpu runs them on a CPU, where chunks of documents replace FlexAttention. On an
 H200, relative errors were below 1e-6 in float32 (docs/gpu.md). PyTorch rounds float32 products to
@@ -8,8 +8,6 @@ TF32 only if a program asks for it.
 
 import copy
 import os
-import subprocess
-import sys
 from itertools import islice
 
 import pytest
@@ -21,7 +19,8 @@ import parallel
 from evaluation.generate import generate
 from evaluation.prompts import encode_prompt
 from tests.evaluation.test_generate import continued
-from tests.test_train import ROOT, opened
+from tests.test_train import opened
+from tests.training import processes
 from tests.training.runs import SMALL, back_to, logged, run
 from toy import world
 from weights.files import open_model_folder
@@ -175,9 +174,9 @@ def runs(tmp_path_factory):
     return folder / "cpu", folder / "device"
 
 
-def assert_same_steps(found, expected, n_steps=4):
+def assert_same_steps(found, expected):
     found, expected = list(found), list(expected)
-    assert len(found) == n_steps
+    assert len(found) == 4
     for a, b in zip(found, expected, strict=True):
         assert a["ids"] == b["ids"]
         assert a["loss"] == pytest.approx(b["loss"], rel=3e-3)
@@ -195,13 +194,24 @@ def test_a_checkpoint_of_a_gpu_is_resumed_on_a_cpu(runs, tmp_path):
     assert_same_steps(logged(out).values(), logged(cpu).values())
 
 
-@pytest.mark.skipif(DEVICE.type == "cuda" and N_GPUS < 2, reason="needs two GPUs")
+ROWS = ["--stage", "3", "--tiny", "--init", "toy", "--batch", "2", "--steps", "4", "--micro-batch",
+        "1", *FLOAT32, "--device", DEVICE.type]
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory):
+    """-> the run directory of ROWS in one process."""
+    out = tmp_path_factory.mktemp("one")
+    assert run(out, *ROWS) == 0
+    return out
+
+
 @pytest.mark.parametrize("layout", ["", "--cp 2", "--cp 2 --cp_exchange gather"])
-def test_two_gpus_log_the_losses_of_one(tmp_path, layout):
-    flags = ["train.py", "--stage", "3", "--tiny", "--init", "toy", "--batch", "2", "--steps", "2",
-             "--micro-batch", "1", *FLOAT32, "--device", DEVICE.type]
-    torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    for name, command in (("one", flags), ("two", [*torchrun, *flags, *layout.split()])):
-        subprocess.run([sys.executable, *command, "--out", str(tmp_path / name)], check=True,
-                       cwd=ROOT)
-    assert_same_steps(*(logged(tmp_path / name).values() for name in ("two", "one")), n_steps=2)
+@pytest.mark.parametrize("program", [
+    "tests/training/share_gpu.py",
+    pytest.param("train.py", marks=pytest.mark.skipif(N_GPUS < 2, reason="needs two GPUs"))])
+def test_two_ranks_log_the_losses_of_one(one, tmp_path, program, layout):
+    """They share one GPU, or each of them has its own."""
+    processes.outputs_of(processes.start(
+        tmp_path, *ROWS, *layout.split(), ranks=2, program=program))
+    assert_same_steps(logged(tmp_path).values(), logged(one).values())
