@@ -95,15 +95,11 @@ def test_flex_attention_equals_the_rule(row, dtype, bound):
 
 @pytest.mark.parametrize("rank", [0, 3, 7])
 def test_the_share_of_one_rank_of_eight_equals_the_rule(row, rank):
-    """It computes its queries with all keys (gather), or its head on all tokens (Ulysses)."""
+    """It has the keys and values of all tokens, and some of the queries, as with gather."""
     fields, (q, k, v), (expected, *_) = row
     queries = parallel.distribute(T, 8)[rank].to(DEVICE)
     found = attention.attend(q[:, queries], k, v, attention.packed_mask(*fields, queries))
     assert relative_error(found, expected[:, queries].float()) < 1e-5
-    head, kv_head = [rank], [rank // 4]
-    found = attention.attend(
-        q[:, :, head], k[:, :, kv_head], v[:, :, kv_head], attention.packed_mask(*fields))
-    assert relative_error(found, expected[:, :, head].float()) < 1e-5
 
 
 def test_a_packed_row_gives_the_losses_and_gradients_of_each_example_alone(start):
@@ -194,24 +190,13 @@ def test_a_checkpoint_of_a_gpu_is_resumed_on_a_cpu(runs, tmp_path):
     assert_same_steps(logged(out).values(), logged(cpu).values())
 
 
-ROWS = ["--stage", "3", "--tiny", "--init", "toy", "--batch", "2", "--steps", "4", "--micro-batch",
-        "1", *FLOAT32, "--device", DEVICE.type]
-
-
-@pytest.fixture(scope="module")
-def one(tmp_path_factory):
-    """-> the run directory of ROWS in one process."""
-    out = tmp_path_factory.mktemp("one")
-    assert run(out, *ROWS) == 0
-    return out
-
-
 @pytest.mark.parametrize("layout", ["", "--cp 2", "--cp 2 --cp_exchange gather"])
 @pytest.mark.parametrize("program", [
     "tests/training/share_gpu.py",
     pytest.param("train.py", marks=pytest.mark.skipif(N_GPUS < 2, reason="needs two GPUs"))])
-def test_two_ranks_log_the_losses_of_one(one, tmp_path, program, layout):
-    """They share one GPU, or each of them has its own."""
+def test_two_ranks_log_the_losses_of_one(runs, tmp_path, program, layout):
+    """The ranks share one GPU, or each of them has its own."""
     processes.outputs_of(processes.start(
-        tmp_path, *ROWS, *layout.split(), ranks=2, program=program))
-    assert_same_steps(logged(tmp_path).values(), logged(one).values())
+        tmp_path, *RUN, "--device", DEVICE.type, "--micro-batch", "1", *layout.split(),
+        ranks=2, program=program))
+    assert_same_steps(*(logged(out).values() for out in (tmp_path, runs[0])))

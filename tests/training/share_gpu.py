@@ -1,13 +1,24 @@
-"""train.py, but all its ranks use one GPU. NCCL gives each rank a GPU of its own, so gloo sends all
+"""train.py, but all its ranks use the first GPU. NCCL needs a GPU for each rank, so gloo sends all
 tensors. It copies them to the CPU and back."""
 
 import os
 
+import torch
 import torch.distributed as dist
+from torch.distributed.tensor import DTensor
 
 import train
 
-os.environ["LOCAL_RANK"] = "0"
-init_process_group = dist.init_process_group
-dist.init_process_group = lambda backend, **options: init_process_group("gloo", **options)
+
+def whole(self):
+    """DTensor.full_tensor, which crashes if gloo has tensors of a GPU (PyTorch issue 152645)."""
+    shards = [None] * dist.get_world_size()
+    dist.all_gather_object(shards, self.to_local().cpu())
+    return torch.cat(shards)
+
+
+DTensor.full_tensor = whole
+os.environ["LOCAL_RANK"] = "0"  # the number of the GPU
+dist.init_process_group("gloo")
+dist.init_process_group = lambda *_, **options: None
 train.main()
