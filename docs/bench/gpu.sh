@@ -14,7 +14,7 @@
 #   stage1    120 (200)  steps of stage 1 as one rank of 8, with and without recomputed blocks
 #   stage2    240 (370)  the same for stage 2; at least 30 % of the blocks must be computed again
 #   stage3    240 (350)  the same for stage 3, with the rows shared by 8 ranks
-#   attend     80 (150)  attention beside a dense mask, a loop and a causal mask; reordered tokens
+#   attend     80 (150)  attention beside a dense mask, a loop and a causal mask; reordering tokens
 #   toy       160        train.py --stage 1 --tiny, with its scores
 #   lora       70        steps with LoRA
 #   answer     60        seconds of the first token after 128 frames, and of each later token

@@ -1,5 +1,5 @@
-"""train.py, but all its ranks use the first GPU. NCCL needs a GPU for each rank, so gloo sends all
-tensors. It copies them to the CPU and back."""
+"""train.py, but if there is only one GPU, all ranks use it. NCCL needs a GPU for each rank, so then
+gloo sends all tensors. It copies them to the CPU and back."""
 
 import os
 
@@ -17,8 +17,9 @@ def whole(self):
     return torch.cat(shards)
 
 
-DTensor.full_tensor = whole
-os.environ["LOCAL_RANK"] = "0"  # the number of the GPU
-dist.init_process_group("gloo")
-dist.init_process_group = lambda *_, **options: None
+if torch.cuda.device_count() < 2:
+    DTensor.full_tensor = whole
+    os.environ["LOCAL_RANK"] = "0"  # the number of the GPU
+    dist.init_process_group("gloo")
+    dist.init_process_group = lambda *_, **options: None
 train.main()
